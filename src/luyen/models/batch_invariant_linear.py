@@ -33,6 +33,12 @@ _ALIGNED = 16
 PRODUCT = "luyen_product"
 """Attribute of a linear layer: what it multiplies with, where that is not PyTorch's own."""
 
+RESTORED = "luyen_restored_shape"
+"""Attribute of a linear layer that restores its weight for each product: the `ProductShape`.
+
+Such a layer (`luyen.models.quantization`) reads `PRODUCT` itself.
+"""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +148,12 @@ def choose_products(
 ) -> list[ProductShape]:
     """Give each linear layer the product it needs, and list the shapes that take ours.
 
-    Without `is_exact` every layer takes the vendor's again. Only plain linear layers are seen, the
-    base and the adapter of a LoRA layer among them; experts that multiply by themselves are not.
+    Without `is_exact` every layer takes the vendor's again. Only linear layers are seen, the base
+    and the adapter of a LoRA layer among them; experts that multiply by themselves are not.
     """
     found: dict[ProductShape, None] = {}
-    for owner, weight, bias in _products(model):
-        shape = ProductShape.of(weight, bias)
-        is_ours = is_exact and measure(shape, weight.device)
+    for owner, shape, device in _products(model):
+        is_ours = is_exact and measure(shape, device)
         if is_ours:
             found[shape] = None
         _assign(owner, is_ours)
@@ -162,23 +167,27 @@ def product_of(linear: nn.Linear) -> Product:
 
 def _products(
     model: nn.Module,
-) -> Iterator[tuple[PackedLinear | nn.Linear, Tensor, Tensor | None]]:
-    """Everything that multiplies, with its parameters: packed layers once, as a whole."""
+) -> Iterator[tuple[PackedLinear | nn.Linear, ProductShape, torch.device]]:
+    """Everything that multiplies, with its shape: packed layers once, as a whole."""
     plans = [vars(module).get("luyen_plan") for module in model.modules()]
     packed = [plan.packed for plan in plans if isinstance(plan, AttentionPlan | MlpPlan)]
     parts: set[nn.Module] = set()
     for whole in packed:
         if whole is not None:
             parts.update(whole.modules)
-            yield whole, whole.weight, whole.bias
+            yield whole, ProductShape.of(whole.weight, whole.bias), whole.weight.device
     for module in model.modules():
         if type(module) is nn.Linear and module not in parts:
-            yield module, module.weight, module.bias
+            yield module, ProductShape.of(module.weight, module.bias), module.weight.device
+        elif isinstance(module, nn.Linear) and RESTORED in vars(module):
+            yield module, vars(module)[RESTORED], module.weight.device
 
 
 def _assign(owner: PackedLinear | nn.Linear, is_ours: bool) -> None:
     if isinstance(owner, PackedLinear):
         owner.product = batch_invariant_product if is_ours else F.linear
+    elif RESTORED in vars(owner):
+        vars(owner)[PRODUCT] = batch_invariant_product if is_ours else F.linear
     elif is_ours:
         vars(owner).update(
             {PRODUCT: batch_invariant_product, "forward": MethodType(_forward, owner)}
@@ -203,7 +212,8 @@ def batch_invariant_single_rows(model: nn.Module) -> None:
     Only plain layers are seen, the base and the adapter of a LoRA layer among them; experts that
     multiply by themselves are not. Two libraries would sum differently, so one is shut.
     """
-    is_single = all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    floats = [p for p in model.parameters() if p.is_floating_point()]
+    is_single = all(parameter.dtype == torch.float32 for parameter in floats)
     if has_mkl() or not is_single or not is_promised("float32"):
         return
     torch.backends.mkldnn.enabled = False  # pyright: ignore[reportAttributeAccessIssue]
@@ -212,6 +222,8 @@ def batch_invariant_single_rows(model: nn.Module) -> None:
             vars(module).update(
                 {PRODUCT: twice_if_single, "forward": MethodType(_single_row_forward, module)}
             )
+        elif RESTORED in vars(module):
+            vars(module)[PRODUCT] = twice_if_single
 
 
 def twice_if_single(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

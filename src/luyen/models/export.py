@@ -15,10 +15,10 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from luyen.base.errors import UserError
 from luyen.models.load import model_directory
-from luyen.models.lora import adapter_layers, adapter_state
+from luyen.models.lora import ADAPTER, adapter_layers, adapter_state, merged_weight
 from luyen.models.policy import Policy
+from luyen.models.quantization import is_quantized, plain_state, restored
 
-_ADAPTER = "default"
 _PREFIX = "base_model.model."
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -42,7 +42,9 @@ def export_model(policy: Policy, directory: Path, *, stop_ids: frozenset[int]) -
 def export_merged(
     policy: Policy, source: str, directory: Path, *, stop_ids: frozenset[int]
 ) -> None:
-    """A whole model whose weights are those of `source` plus the adapter's.
+    """A whole model whose weights are those of `source` with the adapter's.
+
+    Layers that were quantised have their restored 4-bit weights instead of those of `source`.
 
     The sum is made in fp32 on a second copy of the model: the live one stays unmerged.
     """
@@ -51,14 +53,18 @@ def export_merged(
     whole: Any = loader.from_pretrained(model_directory(source), dtype=dtype)
     tied = whole.get_output_embeddings() if whole.config.tie_word_embeddings else None
     with torch.no_grad():
+        # The adapter learned over 4-bit weights, also in the layers that it is not on.
+        for name, layer in policy.model.named_modules():
+            if is_quantized(layer):
+                below = whole.get_submodule(name.removesuffix(".base_layer"))
+                below.weight.copy_(restored(layer))
         for name, layer in adapter_layers(policy.model).items():
             target = whole.get_submodule(name)
             if target is tied:
                 why = "the adapter is on the output layer, whose weights are also the embedding's"
                 fix = "export the adapter itself (without --merge)"
                 raise UserError("--merge", name, why, fix)
-            delta = layer.get_delta_weight(_ADAPTER).float().cpu()
-            target.weight.copy_(target.weight.float() + delta)
+            target.weight.copy_(merged_weight(layer, target.weight))
     _save(whole, directory, stop_ids)
 
 
@@ -84,7 +90,7 @@ def save_adapter(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 def save_adapter_config(policy: Policy, source: str, directory: Path) -> None:
     """Write rank, scale and layers of the adapter, and `source` as the model below it."""
     net: Any = policy.model
-    config: Any = copy.deepcopy(net.peft_config[_ADAPTER])
+    config: Any = copy.deepcopy(net.peft_config[ADAPTER])
     config.base_model_name_or_path = model_directory(source)
     config.inference_mode = True
     config.save_pretrained(directory)
@@ -113,15 +119,14 @@ def checkpoint_tensors(policy: Policy, *, merges: bool = True) -> dict[str, Tens
     layers = adapter_layers(policy.model)
     found: dict[str, Tensor] = {}
     places: set[tuple[int, torch.Size]] = set()
-    for name, tensor in policy.model.state_dict().items():
+    for name, tensor in plain_state(policy.model).items():
         place = (tensor.data_ptr(), tensor.shape)
         if ".lora_" in name or (tensor.numel() and place in places):
             continue
         places.add(place)
         module = name.removesuffix(".base_layer.weight")
         if merges and module in layers:
-            delta = layers[module].get_delta_weight(_ADAPTER).float()
-            tensor = (tensor.float() + delta).to(tensor.dtype)
+            tensor = merged_weight(layers[module], tensor).to(tensor.dtype)
         found[name.replace(".base_layer.", ".").removeprefix(_PREFIX)] = tensor
     return _known_rows(policy, revert_weight_conversion(policy.model, found))
 

@@ -4,7 +4,7 @@ Logits of a chunk of tokens exist at a time. With gradients, a chunk's logits ar
 the backward pass instead of being kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, final
 
@@ -317,6 +317,27 @@ class TokenScores:
     """Entropy of the distribution it was sampled from, in nats."""
     sum_pi_squared: Tensor | None
     """Sum of the squared probabilities of that distribution."""
+    is_likeliest: Tensor | None = None
+    """1 where no token is likelier than the target, else 0, if it was asked for."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "TokenScores":
+        """Every stream that is there, changed."""
+        streams = {"entropy": self.entropy, "sum_pi_squared": self.sum_pi_squared}
+        streams["is_likeliest"] = self.is_likeliest
+        changed = {name: None if x is None else change(x) for name, x in streams.items()}
+        return TokenScores(logp=change(self.logp), **changed)
+
+
+@torch.no_grad()
+def likeliest_targets(head: Head, hidden: Tensor, targets: Tensor) -> Tensor:
+    """1 where no token is likelier than the target, else 0: one more product of the head."""
+    size = max(1, _CHUNK_NUMBERS // head.vocabulary)
+    found = [
+        (logits.gather(-1, t[:, None])[:, 0] >= logits.amax(-1)).float()
+        for h, t in zip(hidden.split(size), targets.split(size), strict=True)
+        for logits in (head.logits(h, temperature=1.0),)
+    ]
+    return torch.cat(found)
 
 
 def log_probabilities(logits: Tensor) -> Tensor:

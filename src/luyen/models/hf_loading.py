@@ -24,7 +24,7 @@ from luyen.config.model_folder.weights import (
     pickle_files,
     tensor_faults,
 )
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 
 # Silencing transformers where it reports what we check ourselves.
 

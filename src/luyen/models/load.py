@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from luyen.base.errors import UserError
 from luyen.config.model_folder.check import library_faults
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.hf_loading import (
     config_of,
     inspect_folder,
@@ -24,6 +24,7 @@ from luyen.models.hf_loading import (
 from luyen.models.lora import add_adapter
 from luyen.models.offload import tile_feed_forward
 from luyen.models.policy import Policy
+from luyen.models.quantization import quantize
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _FIELD = "actor_rollout_ref.model.path"
@@ -67,10 +68,14 @@ def load_policy(
     def made(*, is_packed: bool) -> Policy:
         net = _load(model, source, dtype_of(model, device), seed, field)
         _refuse_ids_without_rows(net, vocabulary, source, field)
+        has_adapter = model.lora_rank > 0 and path is None
+        if has_adapter and model.quantization != "none":
+            refuse_odd_numbers(net, source, field=field)
+            quantize(net, model, torch.device(device))
         torch.nn.Module.to(net, torch.device(device))
         detach_from_file(net)
         refuse_odd_numbers(net, source, field=field)
-        if model.lora_rank > 0 and path is None:
+        if has_adapter:
             add_adapter(net, model, seed=seed)
         return Policy(net, vocabulary=vocabulary, is_packed=is_packed)
 

@@ -23,20 +23,23 @@ from luyen.config.model_folder.check import (
     read_adapter_config,
     refuse,
     sound,
+    trained_settings,
 )
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
+from luyen.models.adapter_dropout import AdapterDropout
 
 _PREFIX = "base_model.model."
 """What peft puts before the names it saves."""
 _FIELD = "actor_rollout_ref.model.lora_adapter_path"
+ADAPTER = "default"
+"""peft's name of the one adapter that a model has here."""
+_INITS: dict[str, Any] = {"kaiming": True, "gaussian": "gaussian"}
+"""`model.lora_init` -> peft's `init_lora_weights`."""
 Shapes = dict[str, tuple[int, ...]]
 
 
 def add_adapter(net: PreTrainedModel, model: ModelConfig, *, seed: int = 0) -> None:
-    """Freeze the weights and add an adapter of `model.lora_rank`, fresh or from a directory.
-
-    Dropout is 0: a random mask would make the sampler and the trainer disagree.
-    """
+    """Freeze the weights and add an adapter of `model.lora_rank`, fresh or from a directory."""
     directory = None if model.lora_adapter_path is None else expanded(model.lora_adapter_path)
     if directory is not None:
         refuse(adapter_faults(directory, rank=model.lora_rank), field=_FIELD, path=str(directory))
@@ -46,7 +49,10 @@ def add_adapter(net: PreTrainedModel, model: ModelConfig, *, seed: int = 0) -> N
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,  # pyright: ignore[reportArgumentType] - a float is fine
         target_modules="all-linear" if names == ["all-linear"] else names,
-        lora_dropout=0.0,
+        lora_dropout=model.lora_dropout,
+        use_rslora=model.use_rslora,
+        use_dora=model.use_dora,
+        init_lora_weights=_INITS[model.lora_init],
         task_type="CAUSAL_LM",
     )
     net.requires_grad_(False)
@@ -55,6 +61,10 @@ def add_adapter(net: PreTrainedModel, model: ModelConfig, *, seed: int = 0) -> N
         torch.manual_seed(derive_key(seed, "adapter"))
         with library_faults("no adapter can be put there", field=field, path=str(names), fix=fix):
             inject_adapter_in_model(config, net)
+    if model.lora_dropout > 0:
+        for place, layer in enumerate(adapter_layers(net).values()):
+            # peft's own masks come from global random numbers.
+            layer.lora_dropout[ADAPTER] = AdapterDropout(model.lora_dropout, place=place).eval()
     if directory is not None:
         load_adapter(net, directory)
 
@@ -95,16 +105,17 @@ def _misfit(odd: list[str], own: Shapes, given: Shapes, directory: Path) -> str:
 
 
 def _refuse_another_scale(directory: Path, model: ModelConfig) -> None:
-    """The weights say nothing of alpha: with another one the adapter would be another policy."""
+    """The weights say nothing of their scale: with another one they would be another policy."""
     config = sound(lambda: read_adapter_config(directory), field=_FIELD, path=str(directory))
-    alpha = (config or {}).get("lora_alpha", model.lora_alpha)
-    if alpha != model.lora_alpha:
-        raise UserError(
-            "actor_rollout_ref.model.lora_alpha",
-            model.lora_alpha,
-            f"the adapter in {directory} was trained with {alpha}",
-            f"set it to {alpha}",
-        )
+    for name, trained in trained_settings(config or {}).items():
+        value = getattr(model, name)
+        if trained != value:
+            raise UserError(
+                f"actor_rollout_ref.model.{name}",
+                value,
+                f"the adapter in {directory} was trained with {trained}",
+                f"set it to {trained}",
+            )
 
 
 def adapter_state(net: PreTrainedModel) -> dict[str, Tensor]:
@@ -121,6 +132,18 @@ def adapter_rank(net: PreTrainedModel) -> int:
 def adapter_layers(net: nn.Module) -> dict[str, Any]:
     """Layers with an adapter, by name; empty without one."""
     return {name: layer for name, layer in net.named_modules() if isinstance(layer, LoraLayer)}
+
+
+def merged_weight(layer: Any, below: Tensor) -> Tensor:
+    """The weight `below` with the adapter of its layer, in fp32 and as peft merges them."""
+    weight = below.float() + layer.get_delta_weight(ADAPTER).float().to(below.device)
+    if ADAPTER not in layer.lora_magnitude_vector:
+        return weight
+    # DoRA: the norms of rows, one for each output, are learned.
+    magnitude = layer.lora_magnitude_vector[ADAPTER].weight.float().to(below.device)
+    rows = weight.T if layer.fan_in_fan_out else weight
+    scaled = rows * (magnitude / torch.linalg.norm(rows, dim=1))[:, None]
+    return scaled.T if layer.fan_in_fan_out else scaled
 
 
 @contextmanager

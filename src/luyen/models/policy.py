@@ -1,8 +1,10 @@
 """Policy and critic: packed tokens in, log-probabilities or values out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, TypeAlias, final
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from luyen.models.attention import AttentionContext, use_our_attention
 from luyen.models.batch_invariant import batch_invariant_modules, gather_rows
 from luyen.models.batch_invariant_linear import batch_invariant_single_rows, choose_products
 from luyen.models.fused.patch import FusedReport, fuse_layers
-from luyen.models.head import Head, TokenScores, score
+from luyen.models.head import Head, TokenScores, likeliest_targets, score
 from luyen.models.hf_loading import no_warnings
 from luyen.models.offload import offload_activations
 from luyen.models.packed_attention import (
@@ -29,11 +31,9 @@ from luyen.models.padded_forward import (
     refuse_what_cannot_be_read,
     unpacked_hidden,
 )
+from luyen.models.sequence_split import OwnPlaces, Read, SequenceSplit
 
 # The decoder layers over packed sequences, which policies and reward models share.
-
-Read: TypeAlias = Callable[[Tensor, Tensor, AttentionContext], Tensor]
-"""`(tokens, positions, context) -> last hidden states [tok, hidden]`."""
 
 
 def prepare_layers(model: PreTrainedModel, device: torch.device) -> FusedReport | None:
@@ -62,14 +62,62 @@ def hidden_at(
     With `is_shared`, what several sequences begin with, up to their first True in `mask`, is
     computed once; `where` may point anywhere.
     """
-    positions = packed_positions(lengths, tokens.device)
-    sharing = share_prompts(tokens, lengths, mask) if is_shared else None
-    if sharing is None or sharing.saved == 0:
-        context = _context(lengths, tokens.device, None, is_exact=is_exact)
-        return read(tokens, positions, context).index_select(0, where)
-    context = _context(lengths, tokens.device, sharing, is_exact=is_exact)
-    hidden = read(tokens[sharing.first], positions[sharing.first], context)
-    return gather_rows(hidden, sharing.place[where])
+    part = _Pass.of(tokens, lengths, mask, where, is_exact=is_exact, is_shared=is_shared)
+    return part.take(read(part.tokens, part.positions, part.context), part.places)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pass:
+    """What a pass over packed sequences computes.
+
+    Example:
+        Two sequences that begin with the prompt 7, 8, at whose end each is continued.
+
+        >>> tokens, mask = torch.tensor([7, 8, 1, 7, 8, 2]), torch.tensor([0, 0, 1, 0, 0, 1]).bool()
+        >>> where = torch.tensor([1, 4])
+        >>> _Pass.of(tokens, (3, 3), mask, where, is_exact=True, is_shared=True).places.tolist()
+        [1, 1]
+    """
+
+    tokens: Tensor
+    """Tokens, shared ones once."""
+    positions: Tensor
+    """Where each stands in its sequence."""
+    context: AttentionContext
+    """Which tokens see each other."""
+    places: Tensor
+    """Which of the tokens' hidden states are wanted."""
+    has_copies: bool
+    """Whether a token may be wanted several times."""
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        mask: Tensor,
+        where: Tensor,
+        *,
+        is_exact: bool,
+        is_shared: bool,
+    ) -> "_Pass":
+        """The arguments are those of `hidden_at`."""
+        positions = packed_positions(lengths, tokens.device)
+        sharing = share_prompts(tokens, lengths, mask) if is_shared else None
+        if sharing is not None and sharing.saved == 0:
+            sharing = None
+        return cls(
+            tokens=tokens if sharing is None else tokens[sharing.first],
+            positions=positions if sharing is None else positions[sharing.first],
+            context=_context(lengths, tokens.device, sharing, is_exact=is_exact),
+            places=where if sharing is None else sharing.place[where],
+            has_copies=sharing is not None,
+        )
+
+    def take(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Rows of hidden states."""
+        return gather_rows(hidden, rows) if self.has_copies else hidden.index_select(0, rows)
 
 
 def _context(
@@ -96,6 +144,8 @@ class Policy(nn.Module):
         self.is_packed = is_packed
         self.is_offloading = False
         """Whether activations wait for the backward pass in host memory."""
+        self.sequence_split: SequenceSplit | None = None
+        """Divides passes over ranks; None: this process computes all tokens of its passes."""
         config: Any = model.config.get_text_config()
         given: dict[str, Any] = config.to_dict()
         factor = float(given.get("logit_scale") or 1.0) / float(given.get("logits_scaling") or 1.0)
@@ -169,6 +219,22 @@ class Policy(nn.Module):
             is_shared=is_shared,
         )
 
+    def own_hidden(
+        self,
+        split: SequenceSplit,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        mask: Tensor,
+        where: Tensor,
+        *,
+        is_shared: bool = True,
+    ) -> tuple[Tensor, OwnPlaces]:
+        """Last hidden states at this rank's places of `where`, and which these are."""
+        part = _Pass.of(tokens, lengths, mask, where, is_exact=self.is_exact, is_shared=is_shared)
+        own = split.own_places(part.places, part.tokens.numel())
+        hidden = split.read(self.hidden, part.tokens, part.positions, part.context)
+        return part.take(hidden, own.rows), own
+
     def _padded_hidden(self, tokens: Tensor) -> Tensor:
         """Padding needs no mask here, of which transformers would warn."""
         with (
@@ -187,6 +253,7 @@ class Policy(nn.Module):
         entropy: bool = False,
         entropy_gradient: bool = True,
         sum_pi_squared: bool = False,
+        likeliest: bool = False,
         is_shared: bool = True,
     ) -> TokenScores:
         """Scores of the tokens where `mask` is True, in order, each given those before it.
@@ -195,16 +262,29 @@ class Policy(nn.Module):
         `is_shared`, a prompt that several sequences begin with is computed once.
         """
         where = mask.nonzero()[:, 0]
-        hidden = self.packed_hidden(tokens, lengths, mask, where - 1, is_shared=is_shared)
-        return score(
+        split, own = self.sequence_split, None
+        if split is None:
+            hidden = self.packed_hidden(tokens, lengths, mask, where - 1, is_shared=is_shared)
+        else:
+            hidden, own = self.own_hidden(
+                split, tokens, lengths, mask, where - 1, is_shared=is_shared
+            )
+        targets = tokens.index_select(0, where if own is None else where[own.index])
+        scored = score(
             self.head,
             hidden,
-            tokens.index_select(0, where),
+            targets,
             temperature=temperature,
             entropy=entropy,
             entropy_gradient=entropy_gradient,
             sum_pi_squared=sum_pi_squared,
         )
+        if likeliest:
+            found = likeliest_targets(self.head, hidden.detach(), targets)
+            scored = replace(scored, is_likeliest=found)
+        if split is None or own is None:
+            return scored
+        return scored.map(partial(split.join, own=own, count=where.numel()))
 
 
 def _refuse_adapted_head(output: Any, device: torch.device) -> None:
@@ -239,6 +319,10 @@ class ValueModel(nn.Module):
     def forward(self, tokens: Tensor, lengths: Sequence[int], mask: Tensor) -> Tensor:
         """Values before the tokens where `mask` is True, in order."""
         where = mask.nonzero()[:, 0]
+        split = self.body.sequence_split
+        if split is not None:
+            hidden, own = self.body.own_hidden(split, tokens, lengths, mask, where - 1)
+            return split.join(self.value(hidden.float())[:, 0], own, where.numel())
         hidden = self.body.packed_hidden(tokens, lengths, mask, where - 1)
         # A tensor of its own: FSDP hangs a hook on it, which a view could lose.
         return self.value(hidden.float())[:, 0].clone()

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from luyen.base.errors import UserError
 from luyen.config.model_folder.check import library_faults
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.attention import AttentionContext
 from luyen.models.batch_invariant_linear import choose_products
 from luyen.models.export import make_readable

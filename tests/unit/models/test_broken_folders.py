@@ -15,7 +15,7 @@ from luyen.config.check import check
 from luyen.config.machine import Machine
 from luyen.config.model_folder import chat_template
 from luyen.config.model_folder.files import folder_of
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy

@@ -4,7 +4,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.config.model_folder.config_json import size_faults
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.load import model_directory, read_config
 
 ARITHMETIC = "builtin://arithmetic"

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from luyen.base.errors import UserError
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.load import dtype_of, load_policy
 from luyen.models.policy import Policy
 from tests.tiny_models import tiny_net

@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 
 from luyen.base.errors import UserError
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.lora import adapter_off, adapter_state, add_adapter
 from luyen.models.policy import Policy, _refuse_adapted_head
 from tests.tiny_models import tiny_net

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.config.schema.actor_rollout_ref import ModelConfig, TiledMlpConfig
+from luyen.config.schema.model import ModelConfig, TiledMlpConfig
 from luyen.models import offload
 from luyen.models.load import load_policy
 from luyen.models.offload import tile_feed_forward

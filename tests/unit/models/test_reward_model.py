@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.reward_model import RewardModel, load_reward_model
 from tests.tiny_models import read_judge_net, tiny_judge_net, tiny_net
 

@@ -1,0 +1,57 @@
+"""Dropout of an adapter's inputs, with masks that depend on an address and not on when.
+
+The numbers of a mask come from a key of the pass (run seed, step, micro-batch) and the place of the
+layer. So a pass that is computed again in the backward pass has the masks of its forward pass, a
+resumed run has those of one that never stopped, and PyTorch's global random numbers are not used.
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from luyen.base.seeds import mix
+
+
+@final
+class AdapterDropout(nn.Module):
+    """Sets a share of the inputs to 0 in training, and scales the others up.
+
+    Example:
+        >>> layer = AdapterDropout(0.5, place=0).train()
+        >>> layer.key = 7
+        >>> sorted(set(layer(torch.ones(64)).tolist()))
+        [0.0, 2.0]
+        >>> torch.equal(layer(torch.ones(64)), layer(torch.ones(64)))
+        True
+        >>> layer.eval()(torch.ones(2))
+        tensor([1., 1.])
+    """
+
+    def __init__(self, share: float, *, place: int) -> None:
+        """`place` distinguishes the layers of a model."""
+        super().__init__()
+        self.share = share
+        self.place = place
+        self.key: int | None = None
+        """Of the pass; None: no training pass was begun."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The inputs, masked in training."""
+        if not self.training:
+            return x
+        assert self.key is not None, "a training pass has dropout, and nothing gave it a key"
+        generator = torch.Generator(x.device).manual_seed(mix(self.key, self.place))
+        kept = torch.rand(x.shape, generator=generator, device=x.device) >= self.share
+        return x * (kept.to(x.dtype) / (1 - self.share))
+
+
+def dropout_layers(module: nn.Module) -> list[AdapterDropout]:
+    """Those of a model; none without `lora_dropout`."""
+    return [layer for layer in module.modules() if isinstance(layer, AdapterDropout)]
+
+
+def begin_pass(layers: list[AdapterDropout], key: int, index: int) -> None:
+    """Give the layers the masks of one micro-batch: `index` counts those of an optimizer step."""
+    for layer in layers:
+        layer.key = mix(key, index)
