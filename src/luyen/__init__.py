@@ -10,12 +10,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 _MODULES = {
-    "luyen.api": ("Run", "check", "evaluate", "load_run", "train"),
+    "luyen.api": ("check", "evaluate", "load_run", "train"),
+    "luyen.studio.run_object": ("MetricTable", "Plot", "Run"),
     "luyen.base.errors": ("UserError",),
     "luyen.base.records": ("GroupId", "Prompt", "Rollout", "Score", "make_prompt"),
     "luyen.algorithms": ("padded",),
     "luyen.algorithms.advantages": ("Credit", "CreditInputs", "adv_estimators"),
     "luyen.algorithms.policy_losses": ("PolicyInputs", "TokenLoss", "policy_losses"),
+    "luyen.telemetry.callbacks": ("Callback", "TrainingProgress", "Stop"),
+    "luyen.telemetry.early_stopping": ("EarlyStopping",),
     "luyen.data.samplers": ("AdaptiveSampler", "Sampler", "samplers"),
     "luyen.models.policy": ("Policy",),
     "luyen.models.trained_weights": ("Fingerprint",),

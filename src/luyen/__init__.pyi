@@ -5,7 +5,6 @@ from luyen.algorithms.advantages import adv_estimators as adv_estimators
 from luyen.algorithms.policy_losses import PolicyInputs as PolicyInputs
 from luyen.algorithms.policy_losses import TokenLoss as TokenLoss
 from luyen.algorithms.policy_losses import policy_losses as policy_losses
-from luyen.api import Run as Run
 from luyen.api import check as check
 from luyen.api import evaluate as evaluate
 from luyen.api import load_run as load_run
@@ -38,6 +37,13 @@ from luyen.rollout.tools import ToolReply as ToolReply
 from luyen.rollout.tools import idempotency_key as idempotency_key
 from luyen.rollout.tools import tool as tool
 from luyen.rollout.tools import tool_class as tool_class
+from luyen.studio.run_object import MetricTable as MetricTable
+from luyen.studio.run_object import Plot as Plot
+from luyen.studio.run_object import Run as Run
+from luyen.telemetry.callbacks import Callback as Callback
+from luyen.telemetry.callbacks import Stop as Stop
+from luyen.telemetry.callbacks import TrainingProgress as TrainingProgress
+from luyen.telemetry.early_stopping import EarlyStopping as EarlyStopping
 
 __version__: str
 __all__: list[str]

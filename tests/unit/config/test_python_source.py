@@ -1,0 +1,191 @@
+"""Source text of functions: what another process imports is the function with all it uses."""
+
+import linecache
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luyen.base.errors import UserError
+from luyen.config.python_objects import (
+    NoSource,
+    absent_object,
+    is_held,
+    module_text,
+    write_objects,
+)
+from luyen.rewards.user_functions import load_function
+
+SCRIPT = """
+import functools
+import math as m
+import re
+from collections import Counter
+
+LIMIT = {"words": [1, 2.5, None], "deep": ("a", b"b")}
+WORD = re.compile(r"[a-z]+", re.IGNORECASE)
+
+def doubled(function):
+    @functools.wraps(function)
+    def inner(*a, **k):
+        return 2 * function(*a, **k)
+    return inner
+
+def even(n):
+    return n == 0 or odd(n - 1)
+
+def odd(n):
+    return n != 0 and even(n - 1)
+
+@doubled
+def uses_all(text, *, base=m.floor(2.7)):
+    found = [w for w in WORD.findall(text)]
+    count = Counter(found)
+    LIMIT["words"][0]
+    return base * len(count) + even(len(found)) + m.sqrt(4)
+
+def made(step):
+    def plus(n):
+        return n + step
+    return plus
+
+plus_three = made(3)
+first, second = lambda n: n + 1, lambda n: n + 2
+import threading
+opened = threading.Lock()
+
+def reads(text):
+    return str(opened) + text
+
+seen, calls, table = [1], 5, {"a": [3]}
+
+def counts(text):
+    global calls
+    calls += 1
+    seen.append(text)
+    return calls, len(seen), table["a"]
+
+def misspelt(text):
+    return no_such_name(text)
+
+weighted, lambdas = [], []
+for w in (1, 2):
+    def times(n, *, by=w, of=LIMIT, more=w + 1):  # which is asked for by its number
+        return n * by + more + len(of)
+    weighted.append(times)
+    lambdas.append(lambda n, by=w: n * by)
+
+API_KEY = "sk-0123456789"
+HEADERS = {"headers": {"x": "0123456789"}}
+
+def judged(text):
+    return len(API_KEY + text)
+
+def sent(text):
+    return len(HEADERS) + len(text)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> dict[str, Any]:
+    """Names of a script that was run as the main program."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    linecache.checkcache()
+    return runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+
+
+def imported(text: str, name: str) -> Callable[..., Any]:
+    names: dict[str, Any] = {}
+    exec(compile(text, "<written>", "exec"), names)
+    return names[name]
+
+
+def test_a_function_comes_with_imports_constants_and_other_functions(script: dict[str, Any]):
+    text = module_text({"uses_all": script["uses_all"]})
+    assert "import math as m" in text
+    assert "SCRIPT" not in text
+    for words in ("", "a b a", "One two"):
+        assert imported(text, "uses_all")(words) == script["uses_all"](words)
+
+
+def test_functions_that_call_each_other_are_written_once(script: dict[str, Any]):
+    text = module_text({"even": script["even"], "odd": script["odd"]})
+    assert text.count("def even") == text.count("def odd") == 1
+    assert imported(text, "even")(4) is True
+
+
+def test_a_closure_keeps_its_value_and_its_new_name(script: dict[str, Any]):
+    assert imported(module_text({"three": script["plus_three"]}), "three")(4) == 7
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_defaults_are_those_of_the_definition(script: dict[str, Any], number: int):
+    for name in ("weighted", "lambdas"):
+        function = script[name][number]
+        again = imported(module_text({"times": function}), "times")
+        assert [again(n) for n in (0, 5)] == [function(n) for n in (0, 5)], name
+
+
+def test_defaults_that_were_set_later_have_no_source(script: dict[str, Any]):
+    script["lambdas"][0].__defaults__ = ()
+    with pytest.raises(NoSource, match="the defaults of `times`"):
+        module_text({"times": script["lambdas"][0]})
+
+
+def test_two_lambdas_of_a_line_are_told_apart(script: dict[str, Any]):
+    assert imported(module_text({"one": script["first"]}), "one")(1) == 2
+    assert imported(module_text({"one": script["second"]}), "one")(1) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("reads", "`opened` is an object"),
+        ("misspelt", "`no_such_name`"),
+        ("judged", "`API_KEY` is a secret"),
+        ("sent", "`HEADERS` is a secret"),
+    ],
+)
+def test_what_has_no_source_is_named(script: dict[str, Any], name: str, why: str):
+    with pytest.raises(NoSource, match=why):
+        module_text({name: script[name]})
+
+
+def test_what_a_function_changes_is_state_and_no_part_of_its_source(script: dict[str, Any]):
+    before = module_text({"counts": script["counts"]})
+    script["counts"]("")
+    assert module_text({"counts": script["counts"]}) == before
+    assert imported(before, "counts")("") == (1, 1, [3])
+
+
+def test_one_name_cannot_stand_for_two_objects(script: dict[str, Any]):
+    with pytest.raises(NoSource, match="`step` stands for two different objects"):
+        module_text({"three": script["plus_three"], "five": script["made"](5)})
+
+
+def test_the_process_that_has_an_object_calls_the_object(script: dict[str, Any], tmp_path: Path):
+    members = {"even": script["even"]}
+    file = write_objects(tmp_path / "inputs", "reward", members, live=members)
+    assert file.absent is None
+    assert load_function(str(file.path), "even", field="reward") is script["even"]
+    again = write_objects(tmp_path / "inputs", "reward", members, live=members)
+    assert again.path == file.path
+
+
+def test_an_object_without_source_is_absent_elsewhere(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    members = {"reads": script["reads"]}
+    file = write_objects(tmp_path, "reward", members, live=members)
+    assert file.absent is not None
+    assert absent_object(str(file.path)) == "reads"
+    assert is_held(str(file.path))
+    elsewhere = tmp_path / "moved" / file.path.name
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(file.path.read_text())
+    assert not is_held(str(elsewhere))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"give it again: luyen\.train"):
+        load_function(str(elsewhere), "reads", field="reward")
