@@ -5,7 +5,6 @@ the hashes of its parents give its lineage.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -30,6 +29,7 @@ from luyen.base.files import (
     writing,
 )
 from luyen.base.input_files import require_file
+from luyen.base.system import lock, unlock
 
 Kind = Literal["dataset", "model", "reward_model", "checkpoint", "export"]
 MISSING = "missing"
@@ -278,20 +278,20 @@ def _locked(file: Path) -> Generator[FileIO]:
     """
     while True:
         with open_lines(file) as handle:
-            _flock(handle, fcntl.LOCK_EX)
+            _or_without_locks(lambda: lock(handle.fileno(), waits=True))
             try:
                 if _is_at(handle, file):
                     yield handle
                     return
             finally:
                 # Closing is not enough: a child forked in between shares the lock.
-                _flock(handle, fcntl.LOCK_UN)
+                _or_without_locks(lambda: unlock(handle.fileno()))
 
 
-def _flock(handle: FileIO, what: int) -> None:
-    """Lock or unlock; a no-op on file systems without locks."""
+def _or_without_locks(act: Callable[[], None]) -> None:
+    """Lock or unlock; a no-op on systems and file systems without locks."""
     try:
-        fcntl.flock(handle, what)
+        act()
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

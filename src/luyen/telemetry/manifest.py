@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from luyen.base.secrets import is_secret_name, masked_tree, masked_words
+from luyen.base.system import memory_bytes
 from luyen.telemetry.fingerprints import source_fingerprint
 
 PACKAGES = ("luyen", "torch", "transformers", "numpy", "safetensors", "pyarrow", "peft", "ray")
@@ -127,7 +128,7 @@ def installed_packages() -> dict[str, tuple[str, set[str]]]:
 
 
 def _hardware() -> dict[str, Any]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_bytes()
     return {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -62,27 +62,31 @@ def plot_curves(metrics: Path, folder: Path, curves: Sequence[CurvePlot] = CURVE
         lines = {name: series(steps, name) for name in curve.metrics}
         lines = {name: points for name, points in lines.items() if points[0]}
         if lines:
-            plots.append(_plot(curve, lines, folder / f"{curve.file}.png"))
+            path = folder / f"{curve.file}.png"
+            write_whole(path, curve_picture(f"{curve.title} over the steps", lines, curve.title))
+            plots.append(path)
     return plots
 
 
-def _plot(curve: CurvePlot, lines: dict[str, tuple[list[int], list[float]]], path: Path) -> Path:
+def curve_picture(
+    title: str, lines: Mapping[str, tuple[list[int], list[float]]], label: str = ""
+) -> bytes:
+    """A PNG of some curves, each its steps and values; `label` is that of the vertical axis."""
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for (name, (steps, values)), colour in zip(lines.items(), _COLOURS * 3, strict=False):
         _plot_line(axes, name, steps, values, colour)
-    axes.set_title(f"{curve.title} over the steps", loc="left", fontsize=12)
+    axes.set_title(title, loc="left", fontsize=12)
     axes.set_xlabel("step")
-    axes.set_ylabel(curve.title.lower())
+    axes.set_ylabel(label.lower())
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=True, alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
     picture = io.BytesIO()
     canvas.print_png(picture)
-    write_whole(path, picture.getvalue())
-    return path
+    return picture.getvalue()
 
 
 def _plot_line(axes: Axes, name: str, steps: list[int], values: list[float], colour: str) -> None:

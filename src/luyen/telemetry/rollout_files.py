@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole, writing
-from luyen.base.input_files import read_bytes
+from luyen.base.input_files import read_bytes, require_file
 from luyen.base.records import Branch, GroupId, Rollout, Source, StopReason
 from luyen.telemetry.rollout_codec import call_of, call_tree, score_of, score_tree
 
@@ -84,6 +84,9 @@ _WITH_CHECKSUM = 4
 _VERSION = b"luyen.rollouts"
 _STEP = b"luyen.step"
 """The step that trained on the file; with completion order its groups may be of other steps."""
+_ROW_GROUP = 512
+_VERIFIED = 2**26
+"""Bytes of a file up to which reading one rollout verifies all of it."""
 _MOST_BYTES = 2**34
 """Size of the largest file that is read."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -122,6 +125,12 @@ _COLUMNS = pa.schema(
         ("given", pa.list_(_TURN_VALUE)),
         ("notes", pa.map_(pa.string(), pa.float64())),
         ("baseline", pa.float64()),
+        ("trainer_logps", pa.list_(pa.float64())),
+        ("length", pa.int32()),
+        ("last_turn", pa.int32()),
+        ("version", pa.int64()),
+        ("mean_advantage", pa.float64()),
+        ("tool_names", pa.list_(pa.string())),
     ],
     metadata={_VERSION: str(SCHEMA).encode(), CHECKSUM: NO_CHECKSUM},
 )
@@ -148,6 +157,8 @@ class RecordedRollout:
     """Advantages of the tokens of each earlier branch; empty when the step did not use it."""
     baseline: float | None = None
     """Greedy reward of its group, where the algorithm compares with one."""
+    trainer_logps: Advantages | None = None
+    """The trainer's log-probability of each token before the update; None: it was not measured."""
 
     def __post_init__(self) -> None:
         if self.advantages is None:
@@ -173,7 +184,8 @@ def write_rollouts(
         schema = schema.with_metadata({**(schema.metadata or {}), _STEP: b"%d" % step})
     table = pa.Table.from_pylist(rows, schema=schema)
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    # Small row groups: a reader of one rollout decodes its neighbours, not the whole step.
+    pq.write_table(table, buffer, compression="zstd", row_group_size=_ROW_GROUP)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, with_checksum(buffer.getvalue()))
@@ -198,6 +210,60 @@ def read_rollouts(
         return [_record(row) for row in rows]
     except RecursionError as error:
         raise _unreadable(path, "a cell is nested too deeply") from error
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRollout:
+    """One rollout of a file.
+
+    Example:
+        >>> StoredRollout.__slots__
+        ('recorded', 'has_trainer_column')
+    """
+
+    recorded: RecordedRollout
+    """The rollout."""
+    has_trainer_column: bool
+    """Whether the file was written by a version that records the trainer's log-probabilities."""
+
+    @property
+    def trainer_logps(self) -> Advantages | None:
+        """The trainer's log-probabilities; None where they were not measured."""
+        return self.recorded.trainer_logps
+
+
+def read_rollout_at(path: Path, row: int) -> StoredRollout:
+    """One rollout by its place in the file, decoding only its row group.
+
+    The checksum of the whole file is verified up to 64 MB. A UserError where the file is damaged,
+    an IndexError where it has no such row.
+    """
+    try:
+        if require_file(path).stat().st_size <= _VERIFIED:
+            table = read_table(path)
+            if not 0 <= row < table.num_rows:
+                raise IndexError(row)
+            [entry] = table.slice(row, 1).to_pylist()
+            return _stored(path, entry)
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                count = file.metadata.row_group(group).num_rows
+                if 0 <= row < count:
+                    [entry] = file.read_row_group(group).slice(row, 1).to_pylist()
+                    return _stored(path, entry)
+                row -= count
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+    raise IndexError(row)
+
+
+def _stored(path: Path, entry: dict[str, Any]) -> StoredRollout:
+    try:
+        recorded = _record(entry)
+    except (RecursionError, LookupError, TypeError, ValueError, AssertionError) as error:
+        raise _unreadable(path, error) from error
+    return StoredRollout(recorded=recorded, has_trainer_column="trainer_logps" in entry)
 
 
 def read_table(path: Path) -> pa.Table:
@@ -247,6 +313,35 @@ def _row(recorded: RecordedRollout) -> dict[str, Any]:
         "given": [{"turn": turn, "value": value} for turn, value in rollout.given],
         "notes": list(rollout.notes.items()),
         "baseline": recorded.baseline,
+        "trainer_logps": _distinct(recorded),
+        **_summary(recorded),
+    }
+
+
+def _distinct(recorded: RecordedRollout) -> Advantages | None:
+    """The trainer's log-probabilities; an empty list stands for those of the sampler."""
+    logps = recorded.trainer_logps
+    return () if logps is not None and logps == _as_sampled(recorded) else logps
+
+
+def _as_sampled(recorded: RecordedRollout) -> Advantages:
+    """The sampler's log-probabilities of the tokens that train."""
+    row = recorded.advantages or (None,) * len(recorded.rollout.tokens)
+    pairs = zip(recorded.rollout.logps, row, strict=True)
+    return tuple(None if advantage is None else logp for logp, advantage in pairs)
+
+
+def _summary(recorded: RecordedRollout) -> dict[str, Any]:
+    """Numbers about the token streams, so that a table of rollouts need not read these."""
+    rollout = recorded.rollout
+    known = [value for value in recorded.advantages or () if value is not None]
+    return {
+        "length": len(rollout.tokens),
+        "last_turn": rollout.turns[-1] if rollout.turns else 0,
+        "version": next((v for v in reversed(rollout.versions) if v is not None), None),
+        # Not `fsum`, which raises where a sum of finite numbers has no finite value.
+        "mean_advantage": sum(known) / len(known) if known else None,
+        "tool_names": list(dict.fromkeys(call.name for call in rollout.calls)),
     }
 
 
@@ -286,14 +381,18 @@ def _record(row: dict[str, Any]) -> RecordedRollout:
         notes=dict(row.get("notes") or ()),
     )
     baseline = row.get("baseline")
+    logps = row.get("trainer_logps")
+    trainer_logps = None if logps is None else tuple(logps)
     if row["advantage"] is None:
-        return RecordedRollout(rollout=rollout, baseline=baseline)
-    return RecordedRollout(
+        return RecordedRollout(rollout=rollout, baseline=baseline, trainer_logps=trainer_logps)
+    found = RecordedRollout(
         rollout=rollout,
         advantages=tuple(row["advantage"]),
         earlier=tuple(tuple(branch["advantage"]) for branch in before),
         baseline=baseline,
+        trainer_logps=trainer_logps,
     )
+    return replace(found, trainer_logps=_as_sampled(found)) if trainer_logps == () else found
 
 
 def _branch(row: dict[str, Any]) -> Branch:

@@ -1,32 +1,29 @@
-"""Metric sinks: console, JSONL, TensorBoard, wandb, mlflow and trackio.
+"""Sinks of metrics and of tables of rollouts: console, JSONL, TensorBoard, and remote ones.
 
 Local sinks raise when they cannot write: a run that records nothing should not go on. Remote sinks
 are created and called in a background thread (`BackgroundSink`), and import their packages there.
 """
 
 import ctypes
-import importlib.util
 import os
 import queue
-import re
 import socket
 import struct
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 from luyen.base.errors import UserError
 from luyen.base.files import append, open_lines, writing
 from luyen.base.rundir import RunDirectory
-from luyen.base.secrets import masked_words
 from luyen.telemetry.display import Display
 from luyen.telemetry.metrics import CATALOG, keep_before, metrics_line
+from luyen.telemetry.remote_sinks import REMOTE, RunIdentity, missing_packages
+from luyen.telemetry.rollout_tables import RolloutTable
 from luyen.telemetry.spans import SPANS
 
 
@@ -37,8 +34,8 @@ class Sink(Protocol):
         """Write the metrics of a step; called once a step, in increasing order."""
         ...
 
-    def artifact(self, path: Path) -> None:
-        """Upload a finished file of the run, if the sink stores files."""
+    def rollouts(self, table: RolloutTable) -> None:
+        """Write a table of rollouts, if the sink shows any; before the metrics of its step."""
         ...
 
     def close(self) -> None:
@@ -77,9 +74,9 @@ class BackgroundSink:
         kept = dict(metrics)
         self._enqueue(lambda sink: sink.write(step, kept))
 
-    def artifact(self, path: Path) -> None:
-        """Queue the file."""
-        self._enqueue(lambda sink: sink.artifact(path))
+    def rollouts(self, table: RolloutTable) -> None:
+        """Queue the table."""
+        self._enqueue(lambda sink: sink.rollouts(table))
 
     def close(self) -> None:
         """Wait for the queued calls, up to the timeout."""
@@ -125,11 +122,11 @@ class BackgroundSink:
             self._failure = self._failure or f"{type(error).__name__}: {error}"
 
 
-# TensorBoard's event files, written without TensorBoard.
+# TensorBoard's event files, written without TensorBoard: scalars and text.
 #
 # A file is a sequence of TFRecords: length, its checksum, the payload, its checksum; checksums are
 # CRC-32C, masked as in TensorFlow. A payload is one protobuf `Event`, encoded here by hand since
-# scalars need only five of its fields.
+# scalars and text need few of its fields.
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -202,6 +199,23 @@ def scalars(metrics: Mapping[str, float]) -> bytes:
     return _field(5, _BYTES, values)
 
 
+_DT_STRING = 7
+"""TensorFlow's number of the type of texts."""
+
+
+def text(tag: str, content: str) -> bytes:
+    """The `summary` field (5) of an event with one text, which TensorBoard shows as Markdown.
+
+    The value has tag (1), tensor (8) and metadata (9) with the name of TensorBoard's text plugin;
+    the tensor is of one dimension (`tensor_shape`, 2) and holds one string (`string_val`, 8).
+    """
+    shape = _field(2, _BYTES, _field(2, _BYTES, _field(1, _VARINT, _varint(1))))
+    tensor = _field(1, _VARINT, _varint(_DT_STRING)) + shape + _field(8, _BYTES, content.encode())
+    plugin = _field(1, _BYTES, _field(1, _BYTES, b"text"))
+    entry = _field(1, _BYTES, tag.encode()) + _field(8, _BYTES, tensor) + _field(9, _BYTES, plugin)
+    return _field(5, _BYTES, _field(1, _BYTES, entry))
+
+
 @final
 class EventFile:
     """One event file of one session, appended to at each step."""
@@ -221,33 +235,16 @@ class EventFile:
         """Add the scalars of a step."""
         self._append(event(time.time(), step, scalars(metrics)))
 
+    def write_text(self, step: int, tag: str, content: str) -> None:
+        """Add a text in Markdown."""
+        self._append(event(time.time(), step, text(tag, content)))
+
     def close(self) -> None:
         """Finish the file."""
         self._file.close()
 
     def _append(self, payload: bytes) -> None:
         append(self._file, record(payload))
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunIdentity:
-    """Names and configuration of a run for remote loggers.
-
-    Example:
-        >>> RunIdentity(run_id="20250101-000000-abc123", project="luyen", experiment="sums",
-        ...             config={"trainer": {"seed": 0}}).experiment
-        'sums'
-    """
-
-    run_id: str
-    """Unique name; a resumed run has the same."""
-    project: str
-    """Project that groups several runs."""
-    experiment: str
-    """Display name."""
-    config: Mapping[str, Any]
-    """The configuration, with secrets masked."""
 
 
 @final
@@ -261,8 +258,8 @@ class ConsoleSink:
         """Show the step."""
         self._display.step(step, metrics)
 
-    def artifact(self, path: Path) -> None:
-        """A display stores no files."""
+    def rollouts(self, table: RolloutTable) -> None:
+        """A display shows none."""
 
     def close(self) -> None:
         """A no-op: the caller that opened the display closes it."""
@@ -287,8 +284,8 @@ class JsonlSink:
         self._last = step
         append(self._file, metrics_line(step, metrics).encode())
 
-    def artifact(self, path: Path) -> None:
-        """The run directory holds the file already."""
+    def rollouts(self, table: RolloutTable) -> None:
+        """The run directory holds the rollouts themselves."""
 
     def close(self) -> None:
         """Close the file."""
@@ -306,123 +303,13 @@ class TensorBoardSink:
         """Append the scalars of a step."""
         self._file.write(step, metrics)
 
-    def artifact(self, path: Path) -> None:
-        """The run directory holds the file already."""
+    def rollouts(self, table: RolloutTable) -> None:
+        """Append the table as a text."""
+        self._file.write_text(table.step, table.name, table.markdown())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-@final
-class WandbSink:
-    """A run on Weights & Biases."""
-
-    def __init__(self, identity: RunIdentity, folder: Path) -> None:
-        import wandb  # pyright: ignore[reportMissingImports]
-
-        sys.argv = masked_words(sys.argv)  # wandb uploads the command line
-        self._run = wandb.init(
-            project=identity.project,
-            name=identity.experiment,
-            id=identity.run_id,
-            resume="allow",
-            config=dict(identity.config),
-            dir=str(folder),
-        )
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step."""
-        self._run.log(dict(metrics), step=step)
-
-    def artifact(self, path: Path) -> None:
-        """Upload the file."""
-        self._run.save(str(path), base_path=str(path.parent), policy="now")
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
-
-
-@final
-class MlflowSink:
-    """A run on an MLflow server, or in the store that MLFLOW_TRACKING_URI names."""
-
-    def __init__(self, identity: RunIdentity, folder: Path) -> None:  # noqa: ARG002 - one signature
-        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
-        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
-
-        self._metric = Metric
-        self._client = MlflowClient()
-        found = self._client.get_experiment_by_name(identity.project)
-        where = found.experiment_id if found else self._client.create_experiment(identity.project)
-        earlier = self._client.search_runs([where], f"tags.`luyen.run_id` = '{identity.run_id}'")
-        if earlier:
-            self._id = earlier[0].info.run_id
-            return
-        tags = {"luyen.run_id": identity.run_id, "mlflow.runName": identity.experiment}
-        self._id = self._client.create_run(where, tags=tags).info.run_id
-        params = [Param(name, str(value)[:500]) for name, value in _leaves(identity.config)]
-        for start in range(0, len(params), 100):  # the most that one request may carry
-            self._client.log_batch(self._id, params=params[start : start + 100])
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step; characters that MLflow does not allow in a name become `_`."""
-        now = int(time.time() * 1000)
-        named = {re.sub(r"[^\w./: -]", "_", name): value for name, value in metrics.items()}
-        rows = [self._metric(name, value, now, step) for name, value in named.items()]
-        self._client.log_batch(self._id, metrics=rows)
-
-    def artifact(self, path: Path) -> None:
-        """Upload the file."""
-        self._client.log_artifact(self._id, str(path))
-
-    def close(self) -> None:
-        """Mark the run as finished."""
-        self._client.set_terminated(self._id)
-
-
-def _leaves(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
-
-
-@final
-class TrackioSink:
-    """A run in trackio's local store."""
-
-    def __init__(self, identity: RunIdentity, folder: Path) -> None:  # noqa: ARG002 - one signature
-        import trackio  # pyright: ignore[reportMissingImports]
-
-        self._run = trackio.init(
-            project=identity.project,
-            name=f"{identity.experiment}-{identity.run_id}",
-            config=dict(identity.config),
-            resume="allow",
-        )
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step."""
-        self._run.log(dict(metrics), step=step)
-
-    def artifact(self, path: Path) -> None:
-        """Trackio stores numbers only; the run directory holds the file."""
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
-
-
-REMOTE: dict[str, Callable[[RunIdentity, Path], Sink]] = {
-    "wandb": WandbSink,
-    "mlflow": MlflowSink,
-    "trackio": TrackioSink,
-}
-"""Sinks that need a package of their own."""
 
 
 @final
@@ -439,10 +326,12 @@ class MetricLog:
         for sink in self._sinks:
             sink.write(step, whole)
 
-    def artifact(self, path: Path) -> None:
-        """Send a finished file to every sink."""
+    def rollouts(self, table: RolloutTable | None) -> None:
+        """Send a table of rollouts to every sink, before the metrics of its step."""
+        if table is None:
+            return
         for sink in self._sinks:
-            sink.artifact(path)
+            sink.rollouts(table)
 
     def close(self) -> None:
         """Close every sink."""
@@ -469,9 +358,9 @@ def open_sinks(
     remote = [name for name in names if name not in (*local, "jsonl")]
     for name in remote:  # before any file is opened
         assert name in REMOTE, f"`{name}` passed the check of trainer.logger"
-        if importlib.util.find_spec(name) is None:
-            why = f"the package {name} is not installed"
-            raise UserError("trainer.logger", name, why, f"pip install {name}, or drop it")
+        lacking = missing_packages(name)
+        if lacking is not None:
+            raise UserError("trainer.logger", name, *lacking)
     sinks: list[Sink] = [JsonlSink(directory.metrics, first_step=first_step)]
     sinks += [local[name]() for name in names if name in local]
     sinks += [

@@ -71,7 +71,7 @@ class RunSummary:
     """
 
     headline: str
-    """How the run ended: `FINISHED` or `INTERRUPTED`."""
+    """How the run ended: `FINISHED`, `INTERRUPTED`, or why it stopped early."""
     changes: tuple[Change, ...]
     """Numbers before and after training."""
     steps: int
@@ -129,6 +129,16 @@ def note(run: Path, words: str) -> None:
         return
     finally:
         os.close(handle)
+
+
+def stopped_early(step: int) -> str:
+    """How the note of a run begins that ended early because something asked for it.
+
+    Example:
+        >>> stopped_early(3)
+        'stopped early after step 3'
+    """
+    return f"stopped early after step {step}"
 
 
 def last_note(run: Path) -> str:

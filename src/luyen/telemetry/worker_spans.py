@@ -3,8 +3,6 @@
 import math
 import os
 import re
-import resource
-import sys
 import threading
 import time
 from collections import deque
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from luyen.base import system
 from luyen.telemetry.spans import SCHEMA
 
 
@@ -85,8 +84,7 @@ def peak_bytes() -> int:
     found = _PEAK.search(_STATUS.read_text()) if _STATUS.is_file() else None
     if found is not None:
         return int(found[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return system.peak_bytes()
 
 
 # Worker side: spans buffered for the controller, and busy time.

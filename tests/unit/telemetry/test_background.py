@@ -4,10 +4,10 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
+from luyen.telemetry.rollout_tables import RolloutTable
 from luyen.telemetry.sinks import BackgroundSink, SinkFailure
 
 
@@ -16,7 +16,7 @@ class Kept:
 
     def __init__(self, *, fails_at: int = -1, leave: threading.Event | None = None) -> None:
         self.steps: list[int] = []
-        self.files: list[str] = []
+        self.tables: list[str] = []
         self.closed = False
         self.threads: set[str] = set()
         self._fails_at = fails_at
@@ -30,8 +30,8 @@ class Kept:
             raise ConnectionError("server away")
         self.steps.append(step)
 
-    def artifact(self, path: Path) -> None:
-        self.files.append(path.name)
+    def rollouts(self, table: RolloutTable) -> None:
+        self.tables.append(table.name)
 
     def close(self) -> None:
         self.closed = True
@@ -48,9 +48,9 @@ def test_everything_arrives_in_order_in_another_thread():
     sink = BackgroundSink("demo", lambda: kept)
     for step in range(50):
         sink.write(step, {"a": 1.0})
-    sink.artifact(Path("curve.png"))
+    sink.rollouts(RolloutTable(name="rollouts/train", step=50, rows=()))
     sink.close()
-    assert (kept.steps, kept.files, kept.closed) == ([*range(50)], ["curve.png"], True)
+    assert (kept.steps, kept.tables, kept.closed) == ([*range(50)], ["rollouts/train"], True)
     assert kept.threads == {"sink-demo"}
 
 

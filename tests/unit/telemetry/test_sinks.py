@@ -15,12 +15,21 @@ from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
 from luyen.telemetry.display import PlainDisplay, SilentDisplay
 from luyen.telemetry.metrics import CATALOG, UncataloguedMetric, metric, read_metrics, series
-from luyen.telemetry.sinks import JsonlSink, MetricLog, MlflowSink, RunIdentity, open_sinks
+from luyen.telemetry.remote_sinks import MlflowSink, RunIdentity, missing_packages
+from luyen.telemetry.rollout_tables import COLUMNS, RolloutTable
+from luyen.telemetry.sinks import JsonlSink, MetricLog, open_sinks
 from luyen.telemetry.spans import SPANS
 
 metric("probe/mean", doc="A number of these tests.")
 metric("probe/pass@<k>", doc="A number of these tests.")
 WHO = RunIdentity(run_id="r1", project="p", experiment="e", config={"trainer": {"seed": 0}})
+
+
+ROW = (1, "1+1=", "2", 1.0, "answered", None, 0, 2)
+
+
+def table_of(step: int) -> RolloutTable:
+    return RolloutTable(name="rollouts/train", step=step, rows=(ROW,))
 
 
 @pytest.fixture
@@ -94,13 +103,15 @@ def test_every_local_sink_gets_every_step(run: RunDirectory):
     names = ["console", "jsonl", "tensorboard"]
     log = open_sinks(names, directory=run, identity=WHO, display=display)
     for step in (1, 2):
+        log.rollouts(table_of(step))
         log.write(step, {"probe/mean": 0.5})
-    log.artifact(run.config)
+    log.rollouts(None)
     log.close()
     assert len(stream.getvalue().splitlines()) == 2
     assert [s.step for s in read_metrics(run.metrics)] == [1, 2]
     [file] = run.tensorboard.iterdir()
     assert file.read_bytes().count(b"probe/mean") == 2
+    assert file.read_bytes().count(b"rollouts/train") == 2
 
 
 def test_an_undeclared_metric_fails_under_the_tests():
@@ -144,16 +155,18 @@ def test_a_remote_run_is_resumed_logged_and_finished(
 ):
     remote = Scripted()
     SPANS.drain(4)  # what other tests left
-    install(monkeypatch, name, init=remote.init)
+    install(monkeypatch, name, init=remote.init, Table=lambda **given: given)
     log = open_sinks([name], directory=run, identity=WHO, display=SilentDisplay())
+    log.rollouts(table_of(4))
     log.write(4, {"probe/mean": 0.25})
-    log.artifact(run.config)
     log.close()
     begun = remote.calls[0][2]
     assert (begun["project"], begun["resume"]) == ("p", "allow")
     assert begun["config"] == {"trainer": {"seed": 0}}
     assert begun.get("id", begun["name"]).endswith("r1")
-    assert ("log", ({"probe/mean": 0.25},), {"step": 4}) in remote.calls
+    shown, numbers = [call for call in remote.calls if call[0] == "log"]
+    assert shown[1] == ({"rollouts/train": {"columns": list(COLUMNS), "data": [list(ROW)]}},)
+    assert numbers == ("log", ({"probe/mean": 0.25},), {"step": 4})
     assert remote.calls[-1][0] == "finish"
 
 
@@ -240,3 +253,20 @@ def test_any_flipped_bit_of_a_line_is_found(tmp_path: Path):
             found, said = was, str(error)
         assert found == was, f"bit {place} changed a number"
         assert {"metrics.jsonl", "line 1"} == {w for w in ("metrics.jsonl", "line 1") if w in said}
+
+
+@pytest.mark.parametrize(
+    ("store", "lacking"),
+    [("", "sqlalchemy"), ("postgresql+psycopg2://db", "sqlalchemy"), ("https://mlflow", None)],
+)
+def test_mlflow_needs_what_its_store_needs(
+    store: str, lacking: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    found = missing_packages("mlflow", lambda package: package != "sqlalchemy")
+    if lacking is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert lacking in found[0]
+        assert 'pip install "luyen[mlflow]"' in found[1]
