@@ -17,7 +17,7 @@ from luyen.base.rundir import RunDirectory
 from luyen.checkpoint.store import Checkpoint
 from luyen.checkpoint.tensors import load_state
 from luyen.config.model_folder.files import InvalidFile, read_object
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.config.trust import require_trust
 from luyen.data.formats.records import SteppedRow
 from luyen.data.formats.render import render_steps
@@ -223,6 +223,11 @@ class ScoreService:
         if found.get("model", self._model.name) != self._model.name:
             raise unknown_model(found["model"], self._model.name)
         named = _conversations(found)
+        if len(named) > self.limits.max_queue:
+            # It would never be taken: to retry, as status 429 says, is no use.
+            why = f"it has {len(named)} conversations, and the server takes {self.limits.max_queue}"
+            field = named[0][0].partition("[")[0]
+            raise wrong(field, len(named), f"{why} at once", "send fewer in a request")
         if self._open + len(named) > self.limits.max_queue:
             raise queue_full(self._open, self.limits.max_queue)
         self._open += len(named)

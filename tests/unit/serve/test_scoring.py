@@ -1,6 +1,9 @@
 """Reward models under /v1/score: of a run and of an exported folder, whole answers and steps."""
 
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +101,14 @@ def test_what_cannot_be_scored_is_refused_by_name(server: Running, body: Any, pa
 
 
 def test_limits_and_other_endpoints(server: Running):
-    full = server.post("/v1/score", {"conversations": [said("1")] * 9})
-    assert (full.status, full.error["code"]) == (429, "queue_full")
+    for body, field in (
+        ({"conversations": [said("1")] * 9}, "conversations"),
+        ({"text_1": "1", "text_2": ["1"] * 9}, "text_2"),
+    ):
+        never = server.post("/v1/score", body)
+        assert (never.status, never.error["param"]) == (400, field)
+        assert "retry-after" not in never.headers
+    assert server.post("/v1/score", {"conversations": [said("1")] * 8}).status == 200
     other = server.chat()
     assert (other.status, other.error["code"]) == (404, "wrong_model_kind")
     assert server.get("/v1/models").body["data"][0]["id"] == "judge"
@@ -117,3 +126,24 @@ def test_a_process_reward_model_scores_every_line(tmp_path: Path):
         [entry] = server.post("/v1/score", {"messages": said("1+1=2\n\n2+2=4")}).body["data"]
     assert len(entry["steps"]) == 2
     assert entry["score"] == min(entry["steps"])
+
+
+def test_a_full_queue_of_conversations_says_when_to_come_back(server: Running):
+    held = threading.Event()
+    service: Any = server.service
+    block = service._thread.submit(held.wait)
+    try:
+        with ThreadPoolExecutor(1) as waiting:
+            first = waiting.submit(server.post, "/v1/score", {"conversations": [said("1")] * 6})
+            while service._open < 6:
+                time.sleep(0.01)
+            full = server.post("/v1/score", {"conversations": [said("1")] * 3})
+            assert (full.status, full.error["code"]) == (429, "queue_full")
+            assert full.headers["retry-after"] == "1"
+            held.set()
+            assert first.result().status == 200
+    finally:
+        held.set()
+        block.result()
+    assert service._open == 0
+    assert server.post("/v1/score", {"conversations": [said("1")] * 3}).status == 200

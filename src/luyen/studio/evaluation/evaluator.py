@@ -3,14 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, final
+from typing import Any, Protocol, Self, final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, make_prompt
 from luyen.config.loader.parse import refuse_masked
 from luyen.config.schema.data import DataConfig, SamplerConfig
+from luyen.config.schema.run import RunConfig
 from luyen.data.build import build_data
 from luyen.data.render import Renderer
+from luyen.data.sources import Offered
+from luyen.data.tokenizer import Tokenizer
 from luyen.pipeline.policy_loading import LoadedPolicy
 from luyen.rewards.build import build_reward
 from luyen.rewards.scoring import VALIDATION, ScoredGroup, ScoreJournal
@@ -59,21 +62,11 @@ class Evaluator:
 
     def prompts(self, files: tuple[str, ...], *, most: int | None = None) -> tuple[Prompt, ...]:
         """Rows of files as the run sees them, in their order, with the tools on offer."""
-        config = self._opened.config
-        changes: dict[str, object] = {
-            "train_files": files,
-            "train_max_samples": -1 if most is None else most,
-            "val_files": (),
-            "filter_duplicates": False,
-            "sampler": SamplerConfig(name="sequential"),
-        }
-        rows: DataConfig = config.data.model_copy(update=changes)
+        opened = self._opened
         offered = self._tool_env.offered if self._tool_env is not None else None
-        found = build_data(
-            rows, tokenizer=self._opened.tokenizer, seed=config.trainer.seed, offered=offered
-        )
-        self._reward.check_sources({prompt.data_source for prompt in found.train.prompts})
-        return found.train.prompts
+        found = prompts_of_run(opened.config, opened.tokenizer, files, most=most, offered=offered)
+        self._reward.check_sources({prompt.data_source for prompt in found})
+        return found
 
     def _generate(
         self, requests: Sequence[PromptRequest], sampling: Sampling, *, purpose: str
@@ -125,6 +118,35 @@ class Evaluator:
         self.close()
 
 
+def prompts_of_run(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    files: tuple[str, ...],
+    *,
+    most: int | None = None,
+    offered: Offered | None = None,
+) -> tuple[Prompt, ...]:
+    """Rows of files within the limits of a run, in their order and with their duplicates."""
+    changes: dict[str, object] = {
+        "train_files": files,
+        "train_max_samples": -1 if most is None else most,
+        "val_files": (),
+        "filter_duplicates": False,
+        "sampler": SamplerConfig(name="sequential"),
+    }
+    rows: DataConfig = config.data.model_copy(update=changes)
+    seed = config.trainer.seed
+    return build_data(rows, tokenizer=tokenizer, seed=seed, offered=offered).train.prompts
+
+
+def demand_rows(data: DataConfig) -> tuple[str, ...]:
+    """The files that an evaluation reads; a UserError where there are none."""
+    if not data.val_files:
+        fix = "add data.val_files=FILE or a task source such as data.val_files=arithmetic://sum"
+        raise UserError("data.val_files", None, "there is nothing to measure on", fix)
+    return data.val_files
+
+
 # Validation of a loaded policy, with the same random numbers as validation in training.
 
 
@@ -156,15 +178,13 @@ def measure(opened: LoadedPolicy, *, progress: Callable[[int, int], None]) -> Me
     """
     config = opened.config
     val_kwargs, data = config.actor_rollout_ref.rollout.val_kwargs, config.data
-    if not data.val_files:
-        fix = "add data.val_files=FILE or a task source such as data.val_files=arithmetic://sum"
-        raise UserError("data.val_files", None, "there is nothing to measure on", fix)
+    files = demand_rows(data)
     refuse_masked(config, ("data", "reward"))
     at_once = max(1, config.actor_rollout_ref.rollout.max_num_seqs // val_kwargs.n)
     sampling = validation_sampling(config, opened.tokenizer)
     scored: list[ScoredGroup] = []
     with Evaluator(opened) as evaluator:
-        prompts = evaluator.prompts(data.val_files, most=data.val_max_samples)
+        prompts = evaluator.prompts(files, most=data.val_max_samples)
         for first in range(0, len(prompts), at_once):
             progress(first, len(prompts))
             some = prompts[first : first + at_once]
@@ -186,7 +206,31 @@ def measure(opened: LoadedPolicy, *, progress: Callable[[int, int], None]) -> Me
 # Rollouts of a validation as rows: prompt, response, scores and decoding parameters.
 
 
-def sample_rows(opened: LoadedPolicy, measured: Measurement) -> list[dict[str, Any]]:
+class Measured(Protocol):
+    """A policy that was measured, loaded here or behind an endpoint."""
+
+    @property
+    def config(self) -> RunConfig:
+        """Rows, reward and sampling."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Its tokenizer; None where only the endpoint knows it."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Where it is, for display."""
+        ...
+
+    @property
+    def step(self) -> int | None:
+        """Steps it was trained for, if that is known."""
+        ...
+
+
+def sample_rows(opened: Measured, measured: Measurement) -> list[dict[str, Any]]:
     """Rows in the order of prompts and samples; failed rollouts are included with their fault."""
     prompts = measured.prompts
     played = [rollout for group in measured.groups for rollout in group.rollouts]
@@ -199,15 +243,16 @@ def sample_rows(opened: LoadedPolicy, measured: Measurement) -> list[dict[str, A
     return [{**shared, **_row(prompts[r.group.draw], r)} for r in rollouts]
 
 
-def decoding_of(opened: LoadedPolicy) -> dict[str, Any]:
+def decoding_of(opened: Measured) -> dict[str, Any]:
     """Decoding parameters: rows with equal values here share their random numbers."""
     config = opened.config
     sampling = validation_sampling(config, opened.tokenizer)
+    own = frozenset[int]() if opened.tokenizer is None else opened.tokenizer.stop_ids
     more = {
         "min_p": sampling.min_p,
         "min_new_tokens": sampling.min_new_tokens,
         "stop": list(sampling.stop_strings),
-        "stop_token_ids": sorted(sampling.stop_ids - opened.tokenizer.stop_ids),
+        "stop_token_ids": sorted(sampling.stop_ids - own),
     }
     return {
         "samples": config.actor_rollout_ref.rollout.val_kwargs.n,
