@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.batch_invariant import gather_rows
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy

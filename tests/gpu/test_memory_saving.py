@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.config.schema.actor_rollout_ref import ModelConfig, TiledMlpConfig
+from luyen.config.schema.model import ModelConfig, TiledMlpConfig
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from luyen.config.schema.actor_rollout_ref import ModelConfig, RolloutConfig, ServerConfig
+from luyen.config.schema.actor_rollout_ref import RolloutConfig, ServerConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy

@@ -13,7 +13,7 @@ from luyen.algorithms.statistic import Average
 from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard, MicroBatching, split_batch
 from luyen.engine.logprobs import score, score_shard
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import (
     LOSS_WEIGHT,
     ShardUpdateResult,
@@ -87,7 +87,7 @@ class ActorEngine:
     def __init__(
         self,
         policy: Policy,
-        optimizer: MasterAdamW,
+        optimizer: MasterOptimizer,
         passes: MicroBatching,
         *,
         temperature: float,

@@ -90,13 +90,22 @@ def _largest_first(
 # Micro-batching: the sequences of each forward pass.
 
 
+_FIELD = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+
+
 def by_tokens(
-    lengths: Sequence[int], *, budget: int, groups: Sequence[int] | None = None
+    lengths: Sequence[int],
+    *,
+    budget: int,
+    groups: Sequence[int] | None = None,
+    ranks: int = 1,
+    field: str = _FIELD,
 ) -> list[list[int]]:
     """Passes of at most `budget` tokens, by first-fit decreasing.
 
     Sequences of one group are in one pass if they fit, so that their prompt is computed once. A
-    sequence longer than the budget is a UserError.
+    sequence longer than the budget is a UserError about `field`, of which the budget is `ranks`
+    times the value.
 
     Example:
         >>> by_tokens([5, 3, 4, 2], budget=7)
@@ -104,6 +113,8 @@ def by_tokens(
         >>> by_tokens([5, 3, 4, 2], budget=7, groups=[0, 1, 1, 0])
         [[0, 3], [1, 2]]
     """
+    if lengths and max(lengths) > budget:
+        raise _too_long(max(lengths), budget // ranks, ranks, field)
     units = _units(lengths, budget, groups)
     sizes = [sum(lengths[i] for i in unit) for unit in units]
     passes: list[list[int]] = []
@@ -119,18 +130,19 @@ def by_tokens(
     return passes
 
 
+def _too_long(length: int, value: int, ranks: int, field: str) -> UserError:
+    """The error of a sequence that the ranks cannot compute, each with a budget of `value`."""
+    shared = f", which {ranks} ranks compute together," if ranks > 1 else ""
+    why = f"a sequence has {length} tokens{shared} and a pass may not be cut through it"
+    least = -(-length // ranks)
+    return UserError(field, value, why, f"set it to at least {least}, or shorten sequences")
+
+
 def _units(lengths: Sequence[int], budget: int, groups: Sequence[int] | None) -> list[list[int]]:
     """Sequences that stay in one pass: a group, or as much of it as a pass holds."""
     units: list[list[int]] = []
     open_unit: dict[int, int] = {}
     for index, length in enumerate(lengths):
-        if length > budget:
-            raise UserError(
-                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-                budget,
-                f"a sequence has {length} tokens and a pass may not be cut through it",
-                f"set it to at least {length}, or shorten sequences",
-            )
         label = index if groups is None else groups[index]
         unit = open_unit.get(label)
         if unit is None or sum(lengths[i] for i in units[unit]) + length > budget:
@@ -165,11 +177,24 @@ class MicroBatching:
     """Most tokens of a pass; None: `sequences` is the limit."""
     sequences: int = 1
     """Sequences of a pass without `max_tokens`."""
+    ranks: int = 1
+    """Ranks that compute each pass together, and have `max_tokens` together."""
+
+    def on_ranks(self, count: int) -> "MicroBatching":
+        """The limit of ranks that compute each pass together: so many times the tokens.
+
+        Example:
+            >>> MicroBatching(max_tokens=10).on_ranks(2).max_tokens
+            20
+        """
+        if self.max_tokens is None:
+            return self
+        return replace(self, max_tokens=count * self.max_tokens, ranks=count)
 
     def of(self, lengths: Sequence[int], groups: Sequence[int] | None = None) -> list[list[int]]:
         """Indices of the sequences of each pass; those of one group together if they fit."""
         if self.max_tokens is not None:
-            return by_tokens(lengths, budget=self.max_tokens, groups=groups)
+            return by_tokens(lengths, budget=self.max_tokens, groups=groups, ranks=self.ranks)
         return by_count(lengths, size=self.sequences)
 
 

@@ -13,7 +13,7 @@ from luyen.base.heartbeat import beat
 from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
 from luyen.engine.fsdp import dummy_loss, reshard
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import (
     LOSS_WEIGHT,
     ShardUpdateResult,
@@ -33,7 +33,7 @@ class CriticEngine:
     def __init__(
         self,
         model: ValueModel,
-        optimizer: MasterAdamW,
+        optimizer: MasterOptimizer,
         passes: MicroBatching,
         *,
         cliprange_value: float | None,

@@ -28,6 +28,7 @@ from luyen.config.schema.actor_rollout_ref import FsdpConfig
 from luyen.models.fused.layers import AttentionPlan, LayerPlan, MlpPlan
 from luyen.models.head import TokenScores
 from luyen.models.policy import Policy, ValueModel
+from luyen.models.sequence_split import SequenceSplit
 
 # The dtype a parameter is exported with (checkpoints, weight sync) if FSDP keeps its shards in
 # fp32. A sharded bf16 model keeps fp32 shards, but exports bf16 weights and separate fp32 masters,
@@ -66,8 +67,15 @@ def iterate_export_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]
 _PLAN = "luyen_plan"
 
 
-def shard_as(module: Policy | ValueModel, mesh: DeviceMesh, fsdp_config: FsdpConfig) -> None:
-    """`shard` with the options of the configuration."""
+def shard_as(
+    module: Policy | ValueModel,
+    mesh: DeviceMesh,
+    fsdp_config: FsdpConfig,
+    split: SequenceSplit | None = None,
+) -> None:
+    """`shard` with the options of the configuration; `split` divides passes over ranks too."""
+    policy = module.body if isinstance(module, ValueModel) else module
+    policy.sequence_split = split
     shard(
         module,
         mesh,
@@ -91,7 +99,7 @@ def shard(
 
     `mixed_precision` is the dtype of passes; None: that of the weights. If it is not fp32, trained
     shards are fp32 and are the masters themselves, rounded when they are gathered. On one device
-    `luyen.engine.optim.MasterAdamW` keeps rounded copies of its masters, with the same numbers.
+    `luyen.engine.optim.MasterOptimizer` keeps rounded copies of its masters, with the same numbers.
     `cpu_offload` keeps shards and optimizer in host memory. Without `reshard_after_forward` a layer
     stays gathered until its backward pass.
     """
@@ -190,9 +198,9 @@ def _sum_gradients(module: nn.Module) -> None:
 # FSDP searches outputs for tensors; before torch 2.13 only in registered types.
 register_pytree_node(
     TokenScores,
-    lambda s: ([s.logp, s.entropy, s.sum_pi_squared], None),
+    lambda s: ([s.logp, s.entropy, s.sum_pi_squared, s.is_likeliest], None),
     lambda values, _: TokenScores(
-        **dict(zip(("logp", "entropy", "sum_pi_squared"), values, strict=True))
+        **dict(zip(("logp", "entropy", "sum_pi_squared", "is_likeliest"), values, strict=True))
     ),
     serialized_type_name="luyen.models.head.TokenScores",
 )

@@ -21,11 +21,17 @@ def score(
     temperature: float,
     entropy: bool = False,
     sum_pi_squared: bool = False,
+    likeliest: bool = False,
 ) -> dict[str, Tensor]:
-    """Streams `logp`, and on demand `entropy` and `sum_pi_squared`, over a whole batch."""
+    """Streams over a whole batch, by the names of `TokenScores`: `logp`, and those asked for."""
     (shard,) = shards = split_batch(batch, passes, ranks=1)
     found = score_shard(
-        policy, shard, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
+        policy,
+        shard,
+        temperature=temperature,
+        entropy=entropy,
+        sum_pi_squared=sum_pi_squared,
+        likeliest=likeliest,
     )
     return join_shards(shards, [found], batch)
 
@@ -38,6 +44,7 @@ def score_shard(
     temperature: float,
     entropy: bool = False,
     sum_pi_squared: bool = False,
+    likeliest: bool = False,
     device: torch.device | None = None,
 ) -> dict[str, Tensor]:
     """The streams of `score` over the tokens of a shard, on its device.
@@ -47,6 +54,7 @@ def score_shard(
     home, here = shard.batch.tokens.device, device or policy.device
     batch = shard.to(here).batch
     wanted = {"logp": True, "entropy": entropy, "sum_pi_squared": sum_pi_squared}
+    wanted["is_likeliest"] = likeliest
     found = {
         name: torch.zeros(batch.tokens.shape, device=here)
         for name, is_on in wanted.items()
@@ -64,6 +72,7 @@ def score_shard(
             temperature=temperature,
             entropy=entropy,
             sum_pi_squared=sum_pi_squared,
+            likeliest=likeliest,
         )
         for name, stream in found.items():
             stream[place] = part.scatter(getattr(scored, name))

@@ -1,4 +1,4 @@
-"""AdamW with fp32 masters, gradient clipping over shards, and the learning-rate schedule."""
+"""Optimizers over fp32 masters, gradient clipping over shards, and the learning-rate schedule."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from luyen.base.errors import UserError
 from luyen.config.schema.actor_rollout_ref import OptimConfig
-from luyen.engine.fsdp import export_dtype
+from luyen.engine.fsdp import decoder_layers, export_dtype
+from luyen.engine.optimizers import ADAMW, make_optimizers
 
 # Gradient clipping over shards.
 
@@ -76,6 +78,10 @@ def learning_rate(optim: OptimConfig, *, step: int, total_steps: int | None) -> 
     return optim.lr * share
 
 
+MASTERS = "masters"
+"""Where `MasterOptimizer.state_dict` has the masters, beside its optimizers."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
@@ -95,16 +101,23 @@ class OptimizerStep:
 
 
 @final
-class MasterAdamW:
-    """AdamW over fp32 masters. Parameters of another type keep gradients in fp32 as well.
+class MasterOptimizer:
+    """AdamW, 8-bit AdamW or Muon over fp32 masters. Other parameters keep fp32 gradients as well.
 
     A gradient of a bf16 parameter is added to an fp32 buffer as soon as it is complete, so that
     accumulation over micro-batches does not round. Parameters may be shards (`luyen.engine.fsdp`):
     every rank then holds its part of masters and moments, clips by the norm over all ranks, and
-    decides alike whether a step is applied.
+    decides alike whether a step is applied. Only AdamW takes shards.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], optim: OptimConfig) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        optim: OptimConfig,
+        *,
+        hidden: Iterable[nn.Parameter] = (),
+    ) -> None:
+        """`hidden` are the matrices that Muon updates; AdamW updates the rest."""
         self.parameters = [p for p in parameters if p.requires_grad]
         self._hooks: list[RemovableHandle] = []
         self.masters = [self._master(p) for p in self.parameters]
@@ -112,31 +125,35 @@ class MasterAdamW:
         self._is_on_gpu = all(m.is_cuda for m in self.masters)
         self.is_sharded = any(isinstance(m, DTensor) for m in self.masters)
         """Whether this rank holds parts of the parameters."""
-        self.adamw = torch.optim.AdamW(
-            self.masters,
-            lr=optim.lr,
-            betas=optim.betas,
-            weight_decay=optim.weight_decay,
-            # On GPUs one fused kernel over all weights.
-            **({"fused": True} if self._is_on_gpu else {"foreach": True}),
-        )
+        names = {id(p) for p in hidden}
+        pairs = zip(self.parameters, self.masters, strict=True)
+        matrices = {id(m) for p, m in pairs if id(p) in names}
+        self.optimizers = make_optimizers(self.masters, matrices, optim)
+        """By name; each has some of the masters."""
+        assert not self.is_sharded or [*self.optimizers] == [ADAMW], "only AdamW takes shards"
 
     def step(self, lr: float) -> OptimizerStep:
         """Clip, update and clear gradients; a gradient that is not finite is not applied."""
         norm = self._clip()
         is_finite = math.isfinite(norm)
         if is_finite:
-            for group in self.adamw.param_groups:
-                group["lr"] = lr
-            self.adamw.step()
+            for optimizer in self.optimizers.values():
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+                optimizer.step()
             copied = [
                 (p, m) for p, m in zip(self.parameters, self.masters, strict=True) if p is not m
             ]
             if copied:
                 with torch.no_grad():
                     _copy_all([p for p, _ in copied], [m for _, m in copied])
-        self.adamw.zero_grad(set_to_none=True)
+        self.zero_grad()
         return OptimizerStep(grad_norm=norm, is_applied=is_finite, lr=lr)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for master in self.masters:
+            master.grad = None
 
     def _clip(self) -> float:
         if not self.is_sharded:
@@ -147,14 +164,19 @@ class MasterAdamW:
         """Moments, step counts and masters. Sharded moments exist before the first step too."""
         if self.is_sharded:
             self._make_moments()
-        return {"adamw": self.adamw.state_dict(), "masters": self.separate_masters()}
+        own = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        return {**own, MASTERS: self.separate_masters()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`; hyperparameters stay as configured."""
-        groups = self.adamw.state_dict()["param_groups"]
-        self.adamw.load_state_dict({"state": state["adamw"]["state"], "param_groups": groups})
+        for name, optimizer in self.optimizers.items():
+            if name not in state:
+                why = f"the checkpoint holds no state of {name}: it was made with another optimizer"
+                raise UserError("optim.name", name, why, "set it as it was")
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state[name]["state"], "param_groups": groups})
         with torch.no_grad():
-            for master, saved in zip(self.separate_masters(), state["masters"], strict=True):
+            for master, saved in zip(self.separate_masters(), state[MASTERS], strict=True):
                 master.copy_(saved)
 
     def separate_masters(self) -> list[Tensor]:
@@ -164,11 +186,12 @@ class MasterAdamW:
 
     def _make_moments(self) -> None:
         """Create zero moments, so that a checkpoint can be loaded into them."""
+        adamw = self.optimizers[ADAMW]
         for master in self.masters:
-            if not self.adamw.state[master]:
+            if not adamw.state[master]:
                 step = torch.zeros((), device=master.device if self._is_on_gpu else "cpu")
                 moments = {k: torch.zeros_like(master) for k in ("exp_avg", "exp_avg_sq")}
-                self.adamw.state[master] = {"step": step, **moments}
+                adamw.state[master] = {"step": step, **moments}
 
     def release(self) -> None:
         """Remove the gradient hooks: another optimizer may use the parameters."""
@@ -191,3 +214,10 @@ class MasterAdamW:
 
         self._hooks.append(parameter.register_post_accumulate_grad_hook(collect))
         return master
+
+
+def build_optimizer(module: nn.Module, optim: OptimConfig) -> MasterOptimizer:
+    """The optimizer of a model's trained weights; Muon gets the matrices of decoder layers."""
+    layers = decoder_layers(module)
+    hidden = [p for layer in layers for p in layer.parameters() if p.dim() == 2]
+    return MasterOptimizer(module.parameters(), optim, hidden=hidden)

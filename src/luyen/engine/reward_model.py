@@ -19,7 +19,7 @@ from luyen.base.heartbeat import beat
 from luyen.engine.batch import OfflineBatch, PackedBatch
 from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
 from luyen.engine.fsdp import dummy_loss, reshard
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import (
     LOSS_WEIGHT,
     ShardUpdateResult,
@@ -88,7 +88,7 @@ class RewardModelEngine:
     def __init__(
         self,
         model: RewardModel,
-        optimizer: MasterAdamW,
+        optimizer: MasterOptimizer,
         passes: MicroBatching,
         objective: RewardObjective,
         *,

@@ -16,12 +16,13 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from luyen.base.files import read_json
 from luyen.checkpoint.tensors import load_state
 from luyen.engine.fsdp import export_dtype, export_parameters
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
+from luyen.engine.optimizers import ADAMW
 from luyen.models.trained_weights import restore_parameters, trained_parameters
 from luyen.models.weight_digests import digest_number, digest_numbers
 
 
-def role_state(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str, Any]:
+def role_state(name: str, module: nn.Module, optimizer: MasterOptimizer) -> dict[str, Any]:
     """Parts of a checkpoint by name, for `luyen.checkpoint.tensors.save_state` on every rank.
 
     Names, dtypes and global shapes are the same for shards as for a model on one device.
@@ -29,7 +30,7 @@ def role_state(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str
     return {name: export_parameters(module), _optimizer(name): optimizer.state_dict()}
 
 
-def role_weights(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[str, Tensor]:
+def role_weights(name: str, module: nn.Module, optimizer: MasterOptimizer) -> dict[str, Tensor]:
     """The trained weights and masters of `role_state`, by part and name."""
     masters = enumerate(optimizer.separate_masters())
     return {
@@ -38,7 +39,7 @@ def role_weights(name: str, module: nn.Module, optimizer: MasterAdamW) -> dict[s
     }
 
 
-def load_role(folder: Path, name: str, module: nn.Module, optimizer: MasterAdamW) -> None:
+def load_role(folder: Path, name: str, module: nn.Module, optimizer: MasterOptimizer) -> None:
     """Load a checkpoint of any number of ranks. All ranks call it, and each reads its shards."""
     part = _optimizer(name)
     if not optimizer.is_sharded:
@@ -47,13 +48,13 @@ def load_role(folder: Path, name: str, module: nn.Module, optimizer: MasterAdamW
         return
     restore_parameters(module, load_state(folder, name, into=export_parameters(module)))
     into = optimizer.state_dict()
-    if not read_json(folder / f"{part}.json")["state"]["adamw"]["state"]:
-        into["adamw"]["state"] = {}  # saved before the first step
+    if not read_json(folder / f"{part}.json")["state"][ADAMW]["state"]:
+        into[ADAMW]["state"] = {}  # saved before the first step
     optimizer.load_state_dict(load_state(folder, part, into=into))
 
 
 def restore_role(
-    state: Mapping[str, Any], name: str, module: nn.Module, optimizer: MasterAdamW
+    state: Mapping[str, Any], name: str, module: nn.Module, optimizer: MasterOptimizer
 ) -> None:
     """Write `role_state` back into a model that is not sharded; parameters keep their addresses."""
     restore_parameters(module, state[name])

@@ -16,7 +16,7 @@ from luyen.base.heartbeat import beat
 from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard
 from luyen.engine.fsdp import dummy_loss
-from luyen.engine.optim import MasterAdamW, OptimizerStep
+from luyen.engine.optim import MasterOptimizer, OptimizerStep
 
 PartLoss: TypeAlias = Callable[[PackedBatch, Tensor], tuple[Tensor, Mapping[str, Average]]]
 """`(part, index of its tokens in the shard) -> (its term of the loss, metrics that merge)`."""
@@ -99,7 +99,12 @@ def _unstack_columns(
 
 
 def take_shard_step(
-    model: nn.Module, optimizer: MasterAdamW, shard: BatchShard, part_loss: PartLoss, *, lr: float
+    model: nn.Module,
+    optimizer: MasterOptimizer,
+    shard: BatchShard,
+    part_loss: PartLoss,
+    *,
+    lr: float,
 ) -> ShardUpdateResult:
     """One optimizer step on the whole batch, of which this rank computes a shard."""
     model.train()

@@ -1,6 +1,7 @@
 """Supervised fine-tuning: optimizer steps on given responses."""
 
 from collections.abc import Mapping
+from itertools import count
 from typing import final
 
 import torch
@@ -11,7 +12,7 @@ from luyen.algorithms.statistic import Average
 from luyen.algorithms.supervised import supervised_losses
 from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard, MicroBatching, split_batch
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import (
     LOSS_WEIGHT,
     ShardUpdateResult,
@@ -19,10 +20,14 @@ from luyen.engine.step import (
     merge_updates,
     take_shard_step,
 )
+from luyen.models.adapter_dropout import begin_pass, dropout_layers
 from luyen.models.policy import Policy
 
 TOKEN_WEIGHT = "token_weight"
 """Stream: relative weight of each trainable token; without it all are equal."""
+
+ACCURACY = "sft/accuracy"
+"""Metric: share of the trained tokens that no other token is likelier than."""
 
 
 @final
@@ -32,15 +37,20 @@ class SupervisedEngine:
     def __init__(
         self,
         policy: Policy,
-        optimizer: MasterAdamW,
+        optimizer: MasterOptimizer,
         passes: MicroBatching,
         *,
         aggregation: str,
         loss_scale_factor: float | None = None,
         loss: str = "nll",
+        measures_accuracy: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        """`device` is where passes run, if not where the weights are (they may be offloaded)."""
+        """`measures_accuracy` adds the share of trained tokens that are the policy's likeliest.
+
+        `device` is where passes run, if not where the weights are (they may be offloaded).
+        """
+        self.measures_accuracy = measures_accuracy
         self.policy = policy
         self.optimizer = optimizer
         self.passes = passes
@@ -62,23 +72,44 @@ class SupervisedEngine:
             weights = counted * (weights.double().sum() / counted.double().sum()).float()
         return batch.with_streams(**{LOSS_WEIGHT: weights})
 
-    def update(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
-        return self.update_prepared(self.prepare_update(batch), lr=lr)
+    def update(
+        self, batch: PackedBatch, *, lr: float, dropout_key: int | None = None
+    ) -> UpdateResult:
+        """One optimizer step on the whole batch.
 
-    def update_prepared(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
+        The result does not depend on micro-batching, unless the adapter has dropout: then
+        `dropout_key` is the step's, and each micro-batch has masks of its own.
+        """
+        prepared = self.prepare_update(batch)
+        return self.update_prepared(prepared, lr=lr, dropout_key=dropout_key)
+
+    def update_prepared(
+        self, batch: PackedBatch, *, lr: float, dropout_key: int | None = None
+    ) -> UpdateResult:
         """One optimizer step on a batch from `prepare_update`."""
         (shard,) = shards = split_batch(batch, self.passes, ranks=1)
-        return merge_updates(shards, [self.update_shard(shard, lr=lr)])
+        return merge_updates(shards, [self.update_shard(shard, lr=lr, dropout_key=dropout_key)])
 
-    def update_shard(self, shard: BatchShard, *, lr: float) -> ShardUpdateResult:
+    def update_shard(
+        self, shard: BatchShard, *, lr: float, dropout_key: int | None = None
+    ) -> ShardUpdateResult:
         """This rank's part of an optimizer step on a batch from `prepare_update`."""
+        masked = [] if dropout_key is None else dropout_layers(self.policy)
+        indices = count()
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place
-            scored = self.policy(part.tokens, part.lengths, part.layout.mask)
+            if dropout_key is not None:
+                begin_pass(masked, dropout_key, next(indices))
+            mask = part.layout.mask
+            likeliest = self.measures_accuracy
+            scored = self.policy(part.tokens, part.lengths, mask, likeliest=likeliest)
             loss = self._loss(part.scatter(scored.logp), part.layout)
-            return (part.streams[LOSS_WEIGHT] * loss.per_token).sum(), loss.metrics
+            metrics = loss.metrics
+            if scored.is_likeliest is not None:
+                right = Average.over(part.scatter(scored.is_likeliest), mask)
+                metrics = {**metrics, ACCURACY: right}
+            return (part.streams[LOSS_WEIGHT] * loss.per_token).sum(), metrics
 
         home, here = shard.batch.tokens.device, shard.to(self._device or self.policy.device)
         return take_shard_step(self.policy, self.optimizer, here, part_loss, lr=lr).to(home)

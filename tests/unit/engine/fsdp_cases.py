@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from luyen.algorithms.objective import Objective
+from luyen.algorithms.policy_losses import policy_losses
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.batch import PackedBatch, pack
 from luyen.engine.batch_shards import MicroBatching
@@ -13,6 +14,8 @@ STEPS, FEW = 20, 6
 OPTIM = OptimConfig(lr=1e-3, clip_grad=0.5, weight_decay=0.01)
 GRPO = Objective(loss="vanilla", kl_loss_coef=0.05, aggregation="seq-mean-token-mean")
 PPO = Objective(loss="vanilla", entropy_coeff=0.01)
+HPARAMS = {"dro": {"dro_beta": 0.1}}
+"""Hyperparameters without a default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,8 @@ class Case:
     dtype: torch.dtype = torch.float32
     fsdp_size: int = -1
     """Ranks of one copy; in a world of four the other two hold a second one."""
+    sequence_ranks: int = 1
+    """Ranks that share every pass, if the world has so many."""
     cpu_offload: bool = False
     reshards: bool = True
     kind: str = "llama"
@@ -56,6 +61,31 @@ SUITES: dict[str, dict[str, Case]] = {
         "recomputed": Case(objective=GRPO, is_checkpointed=True, reshards=False, steps=2),
         "offloaded": Case(objective=GRPO, cpu_offload=True, steps=2),
     },
+    "sequences": {
+        "ppo": Case(objective=PPO, has_critic=True, sequence_ranks=2, steps=3),
+        "more ranks than key heads": Case(
+            objective=GRPO,
+            sequence_ranks=4,
+            is_tied=True,
+            is_checkpointed=True,
+            steps=3,
+            saved_at=1,
+        ),
+        "lora, loss of whole sequences": Case(
+            objective=Objective(loss="gspo"), lora_rank=4, sequence_ranks=4, steps=2
+        ),
+        "windows and soft caps, counted": Case(
+            objective=GRPO, kind="gemma2", passes=COUNTED, sequence_ranks=4, steps=2
+        ),
+        "one sequence, bf16, replicas": Case(
+            objective=GRPO,
+            dtype=torch.bfloat16,
+            sequence_ranks=2,
+            sequences=1,
+            fsdp_size=2,
+            steps=2,
+        ),
+    },
     "long": {
         "grpo": Case(objective=GRPO, is_tied=True),
         "grpo, lora, counted": Case(objective=GRPO, lora_rank=4, passes=COUNTED),
@@ -74,6 +104,10 @@ SUITES: dict[str, dict[str, Case]] = {
         for kind in ("qwen3", "gemma2")
         for rank in (0, 4)
         for passes in (ALONE, MicroBatching(sequences=3), MicroBatching(max_tokens=45))
+    },
+    "losses": {
+        loss: Case(objective=Objective(loss=loss, hparams=HPARAMS.get(loss, {})), steps=1)
+        for loss in policy_losses
     },
     "replicated": {
         f"{name}, {rank}": Case(

@@ -1,5 +1,6 @@
 """Recorded steps by one process or by ranks, and one rank of a world that takes them."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +13,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from luyen.algorithms.objective import Objective
 from luyen.checkpoint.tensors import save_state
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.engine.actor import ActorEngine, merge_policy_updates, policy_inputs, prepare_update
 from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard, join_shards, split_batch
 from luyen.engine.critic import CriticEngine
 from luyen.engine.fsdp import join_ranks, leave_ranks, mesh_shape, shard
 from luyen.engine.logprobs import score_shard
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
+from luyen.engine.sequence_parallel import divide_sequences
 from luyen.engine.sharded_state import full_weights, load_role, role_state
 from luyen.engine.step import merge_updates
 from luyen.models.lora import adapter_off, add_adapter
 from luyen.models.policy import Policy, ValueModel
-from tests.tiny_models import tiny_net
+from tests.tiny_models import DEVICE, tiny_net
 from tests.unit.engine.fsdp_cases import OPTIM, SUITES, Case, recorded
 
 BEFORE = {4: 1, 2: 4}
@@ -57,33 +59,47 @@ class Trainee:
         value = ValueModel(self._policy()) if case.has_critic else None
         if value is not None:
             generator = torch.Generator().manual_seed(1)
-            torch.nn.init.normal_(value.value.weight, std=0.1, generator=generator)
+            drawn = torch.randn(value.value.weight.shape, generator=generator)
+            value.value.weight.data.copy_(0.1 * drawn)
+        self.shared = min(case.sequence_ranks, ranks.world)
         if mesh is not None:
-            for model in (self.policy, self.reference, value):
-                if model is not None:
-                    shard(
-                        model,
-                        mesh,
-                        cpu_offload=case.cpu_offload,
-                        reshard_after_forward=case.reshards,
-                    )
-        optimizer = MasterAdamW(self.policy.parameters(), OPTIM)
-        self.actor = ActorEngine(self.policy, optimizer, case.passes, temperature=0.9)
+            self.shard([self.policy, self.reference, value], mesh)
+        optimizer = MasterOptimizer(self.policy.parameters(), OPTIM)
+        self.device = torch.device(DEVICE)
+        self.actor = ActorEngine(
+            self.policy, optimizer, case.passes, temperature=0.9, device=self.device
+        )
         self.critic = None
         if value is not None:
             self.critic = CriticEngine(
                 value,
-                MasterAdamW(value.parameters(), OPTIM),
+                MasterOptimizer(value.parameters(), OPTIM),
                 case.passes,
                 cliprange_value=0.5,
                 aggregation="token-mean",
                 loss_scale_factor=None,
+                device=self.device,
             )
+
+    def shard(self, models: list[Policy | ValueModel | None], mesh: DeviceMesh) -> None:
+        """Weights over all ranks, and sequences over those that share them."""
+        split = divide_sequences(self.ranks.world, self.shared, timeout_s=120.0)
+        for model in models:
+            if model is not None:
+                policy = model.body if isinstance(model, ValueModel) else model
+                policy.sequence_split = split
+                shard(
+                    model,
+                    mesh,
+                    cpu_offload=self.case.cpu_offload,
+                    reshard_after_forward=self.case.reshards,
+                )
 
     def _policy(self, lora_rank: int = 0) -> Policy:
         case = self.case
         small = {"hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.1}
-        net = tiny_net(case.kind, tie_word_embeddings=case.is_tied, **small).to(case.dtype)
+        net = tiny_net(case.kind, tie_word_embeddings=case.is_tied, **small)
+        net = net.to(device=DEVICE, dtype=case.dtype)
         if lora_rank:
             model = ModelConfig(
                 path="", lora_rank=lora_rank, lora_alpha=16, target_modules=["all-linear"]
@@ -92,7 +108,8 @@ class Trainee:
             for name, parameter in net.named_parameters():
                 if "lora_B" in name:  # it starts at 0, where half of the gradients are 0
                     generator = torch.Generator().manual_seed(len(name))
-                    parameter.data.normal_(std=0.05, generator=generator)
+                    drawn = torch.randn(parameter.shape, generator=generator)
+                    parameter.data.copy_(0.05 * drawn)
         if case.is_checkpointed:
             net.gradient_checkpointing_enable({"use_reentrant": False})
         return Policy(net, vocabulary=61).eval()
@@ -101,15 +118,16 @@ class Trainee:
         self, batch: PackedBatch, call: Callable[[BatchShard], Any]
     ) -> tuple[list[BatchShard], list]:
         """What every rank made of its share."""
-        shares = split_batch(batch, self.case.passes, ranks=self.ranks.world)
-        return shares, self.ranks.all(call(shares[self.ranks.rank]))
+        shares = split_batch(batch, self.case.passes, ranks=self.ranks.world // self.shared)
+        found = self.ranks.all(call(shares[self.ranks.rank // self.shared]))
+        return shares, found[:: self.shared]
 
     def streams(self, batch: PackedBatch, call: Callable[[BatchShard], Any]) -> dict[str, Tensor]:
         return join_shards(*self.spread(batch, call), batch)
 
     def referred(self, share: BatchShard) -> dict[str, Tensor]:
         if self.reference is not None:
-            return score_shard(self.reference, share, temperature=0.9)
+            return score_shard(self.reference, share, temperature=0.9, device=self.device)
         with adapter_off(self.policy):
             return self.actor.score_shard(share)
 
@@ -160,13 +178,15 @@ class Trainee:
         """Whole weights, on the first rank."""
         models = [self.policy] if self.critic is None else [self.policy, self.critic.model]
         return {
-            f"{index}/{name}": weight.detach().clone()
+            f"{index}/{name}": weight.detach().to("cpu", copy=True)
             for index, model in enumerate(models)
             for name, weight in full_weights(model, bucket_bytes=4096)
         }
 
-    def roles(self) -> dict[str, tuple[Any, MasterAdamW]]:
-        roles: dict[str, tuple[Any, MasterAdamW]] = {"actor": (self.policy, self.actor.optimizer)}
+    def roles(self) -> dict[str, tuple[Any, MasterOptimizer]]:
+        roles: dict[str, tuple[Any, MasterOptimizer]] = {
+            "actor": (self.policy, self.actor.optimizer)
+        }
         if self.critic is not None:
             roles["critic"] = (self.critic.model, self.critic.optimizer)
         return roles
@@ -220,14 +240,22 @@ def refuses_a_broken_gradient(ranks: Ranks, mesh: DeviceMesh) -> None:
 
 def run_world(root: Path, world: int, rank: int, suite: str) -> None:
     """Every case of the suite, and going on from what other worlds have saved."""
-    mesh = join_ranks(rank, world, f"file://{root}/meeting_{world}", timeout_s=60)
+    if DEVICE == "cuda":
+        # NCCL refuses two ranks of one host on one GPU: each claims a host of its own.
+        os.environ |= {
+            "NCCL_HOSTID": f"host{rank}",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NCCL_IB_DISABLE": "1",
+        }
+    address = f"file://{root}/meeting_{world}"
+    mesh = join_ranks(rank, world, address, device=DEVICE, timeout_s=60)
     ranks = Ranks(rank=rank, world=world, mesh=mesh)
     results: dict[str, Any] = {}
     for name, case in SUITES[suite].items():
         own = mesh
         if 0 < case.fsdp_size < world:
             shape = mesh_shape(world, case.fsdp_size)
-            own = dist.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+            own = dist.init_device_mesh(DEVICE, shape, mesh_dim_names=("replicate", "shard"))
         results[name] = train(case, ranks, own, root / f"world_{world}" / name)
         other = root / f"world_{BEFORE[world]}" / name
         if case.saved_at is not None:

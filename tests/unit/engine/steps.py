@@ -7,7 +7,7 @@ from luyen.engine.actor import ActorEngine
 from luyen.engine.batch import PackedBatch, pack
 from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.critic import CriticEngine
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.models.policy import ValueModel
 from tests.tiny_models import tiny_policy
 
@@ -43,7 +43,7 @@ def actor(passes: MicroBatching, *, temperature: float = 1.0) -> ActorEngine:
     """An engine over a fresh policy; the same one each time."""
     policy = tiny_policy(initializer_range=0.1)
     return ActorEngine(
-        policy, MasterAdamW(policy.parameters(), OPTIM), passes, temperature=temperature
+        policy, MasterOptimizer(policy.parameters(), OPTIM), passes, temperature=temperature
     )
 
 
@@ -53,7 +53,7 @@ def critic(passes: MicroBatching) -> CriticEngine:
     torch.nn.init.normal_(model.value.weight, generator=torch.Generator().manual_seed(1))
     return CriticEngine(
         model,
-        MasterAdamW(model.parameters(), OPTIM),
+        MasterOptimizer(model.parameters(), OPTIM),
         passes,
         cliprange_value=0.5,
         aggregation="token-mean",

@@ -74,3 +74,15 @@ def test_a_sequence_beyond_the_budget_is_refused():
     with pytest.raises(UserError, match="a sequence has 9 tokens") as caught:
         MicroBatching(max_tokens=8).of([3, 9])
     assert "at least 9" in caught.value.fix
+
+
+def test_a_sequence_that_is_too_long_names_the_budget_of_one_rank():
+    passes = MicroBatching(max_tokens=10).on_ranks(4)
+    assert passes.of([40, 40]) == [[0], [1]]
+    with pytest.raises(UserError) as found:
+        passes.of([3, 43])
+    assert found.value.value == 10
+    assert "43 tokens, which 4 ranks compute together," in found.value.why
+    assert found.value.fix.startswith("set it to at least 11,")
+    with pytest.raises(UserError, match="set it to at least 11, or"):
+        by_tokens([11], budget=10)

@@ -18,7 +18,7 @@ from luyen.algorithms.distillation import (
 from luyen.algorithms.layout import Layout
 from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.distill import DistillEngine, DistillObjective
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import UpdateResult
 from luyen.engine.supervised import TOKEN_WEIGHT, SupervisedEngine
 from luyen.models.policy import Policy
@@ -41,7 +41,7 @@ def teacher() -> Policy:
 def engine(passes: MicroBatching, objective: DistillObjective) -> DistillEngine:
     policy = tiny_policy(initializer_range=0.1)
     learner = SupervisedEngine(
-        policy, MasterAdamW(policy.parameters(), OPTIM), passes, aggregation="token-mean"
+        policy, MasterOptimizer(policy.parameters(), OPTIM), passes, aggregation="token-mean"
     )
     return DistillEngine(learner, teacher(), objective)
 

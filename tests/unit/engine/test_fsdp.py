@@ -7,6 +7,7 @@ after the last step 2e-5, where they have moved by up to 2e-2. What is left come
 sums, which AdamW may enlarge where a gradient is next to nothing.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,35 +38,72 @@ def results(folder: Path, world: int) -> dict[str, Any]:
     return torch.load(folder / f"results_{world}.pt")
 
 
-def demand_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Largest differences between ranks and one process; relative for norms of gradients."""
+
+    loss: float = 1e-6
+    norm: float = 1e-5
+    metric: float = 1e-5
+    score: float = 5e-5
+    weight: float = 2e-5
+
+
+GLOO = Tolerance()
+BF16 = Tolerance(loss=5e-3, norm=1e-2, metric=2e-2, score=5e-2, weight=2e-2)
+"""Where gradients are rounded to bf16 in other parts than by one process."""
+
+
+def demand_equal(
+    found: dict[str, Any], wanted: dict[str, Any], tolerance: Tolerance = GLOO
+) -> None:
     for step, (mine, theirs) in enumerate(zip(found["steps"], wanted["steps"], strict=True)):
         assert mine.keys() == theirs.keys()
         for name, stream in theirs.items():
             if isinstance(stream, torch.Tensor):
-                torch.testing.assert_close(mine[name], stream, rtol=0, atol=5e-5)
+                torch.testing.assert_close(mine[name], stream, rtol=0, atol=tolerance.score)
             else:
-                demand_metrics(mine[name], stream, f"step {step}")
+                demand_metrics(mine[name], stream, tolerance, f"step {step}")
     assert found["weights"].keys() == wanted["weights"].keys()
     for name, weight in wanted["weights"].items():
         assert found["weights"][name].dtype == weight.dtype
-        torch.testing.assert_close(found["weights"][name], weight, rtol=0, atol=2e-5)
+        torch.testing.assert_close(found["weights"][name], weight, rtol=0, atol=tolerance.weight)
 
 
-def demand_metrics(mine: dict[str, float], theirs: dict[str, float], where: str) -> None:
+def demand_metrics(
+    mine: dict[str, float], theirs: dict[str, float], tolerance: Tolerance, where: str
+) -> None:
     assert mine.keys() == theirs.keys()
     for name, value in theirs.items():
         if name == "norm":
-            assert mine[name] == pytest.approx(value, rel=1e-5), where
+            assert mine[name] == pytest.approx(value, rel=tolerance.norm), where
         elif name in LOSSES:
-            assert mine[name] == pytest.approx(value, rel=0, abs=1e-6), where
+            assert mine[name] == pytest.approx(value, rel=0, abs=tolerance.loss), where
         else:
-            assert mine[name] == pytest.approx(value, rel=1e-5, abs=1e-5), (where, name)
+            near = pytest.approx(value, rel=tolerance.metric, abs=tolerance.metric)
+            assert mine[name] == near, (where, name)
 
 
 @pytest.mark.parametrize("case", SUITES["quick"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_learn_what_one_process_learns(quick: Path, world: int, case: str):
     demand_equal(results(quick, world)[case], results(quick, 1)[case])
+
+
+@pytest.fixture(scope="module")
+def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_worlds(tmp_path_factory.mktemp("divided"), "sequences", 400)
+
+
+@pytest.mark.parametrize("case", SUITES["sequences"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_that_divide_sequences_learn_what_one_process_learns(
+    divided: Path, world: int, case: str
+):
+    """Two or four ranks share every pass, also where they are more than the heads of keys."""
+    is_rounded = SUITES["sequences"][case].dtype == torch.bfloat16
+    found, wanted = (results(divided, ranks)[case] for ranks in (world, 1))
+    demand_equal(found, wanted, BF16 if is_rounded else GLOO)
 
 
 @pytest.mark.parametrize("case", [n for n, c in SUITES["quick"].items() if c.saved_at])
@@ -80,7 +118,7 @@ def test_what_one_world_saves_another_goes_on_with(quick: Path, case: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", ["long", "matrix", "replicated"])
+@pytest.mark.parametrize("suite", ["long", "losses", "matrix", "replicated"])
 def test_more_models_ways_to_cut_a_step_and_copies(tmp_path: Path, suite: str):
     run_worlds(tmp_path, suite, 1800)
     for world in (2, 4):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from luyen.config.schema.actor_rollout_ref import OptimConfig
-from luyen.engine.optim import MasterAdamW, learning_rate
+from luyen.engine.optim import MasterOptimizer, learning_rate
 
 OPTIM = OptimConfig(lr=0.01, betas=(0.8, 0.95), weight_decay=0.1, clip_grad=0.5)
 
@@ -74,7 +74,7 @@ def backward(own: list[nn.Parameter], seed: int, scale: float = 1.0) -> None:
 
 def test_it_is_torchs_adamw_with_clipping():
     own, theirs = parameters(torch.float32), parameters(torch.float32)
-    optimizer = MasterAdamW(own, OPTIM)
+    optimizer = MasterOptimizer(own, OPTIM)
     plain = torch.optim.AdamW(theirs, lr=0.01, betas=(0.8, 0.95), weight_decay=0.1)
     for step in range(4):
         backward(own, step)
@@ -92,7 +92,7 @@ def test_it_is_torchs_adamw_with_clipping():
 
 def test_gradients_of_bf16_weights_add_up_in_fp32():
     [weight] = [nn.Parameter(torch.ones(1, dtype=torch.bfloat16))]
-    optimizer = MasterAdamW([weight], OPTIM)
+    optimizer = MasterOptimizer([weight], OPTIM)
     # In bf16, 256 + 1 is 256: a thousand ones would never arrive.
     (weight * 256).sum().backward()
     for _ in range(1000):
@@ -105,7 +105,7 @@ def test_gradients_of_bf16_weights_add_up_in_fp32():
 def test_bf16_weights_follow_masters_that_do_not_round():
     half, full = parameters(torch.bfloat16), parameters(torch.bfloat16)
     full = [nn.Parameter(p.detach().float()) for p in full]
-    ours, reference = MasterAdamW(half, OPTIM), MasterAdamW(full, OPTIM)
+    ours, reference = MasterOptimizer(half, OPTIM), MasterOptimizer(full, OPTIM)
     for step in range(30):
         backward(half, step)
         generator = torch.Generator().manual_seed(step)
@@ -123,7 +123,7 @@ def test_bf16_weights_follow_masters_that_do_not_round():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_is_never_applied(dtype: torch.dtype, bad: float):
     own, clean = parameters(dtype), parameters(dtype)
-    optimizer, reference = MasterAdamW(own, OPTIM), MasterAdamW(clean, OPTIM)
+    optimizer, reference = MasterOptimizer(own, OPTIM), MasterOptimizer(clean, OPTIM)
     for step in range(3):
         backward(own, step)
         backward(clean, step)
@@ -139,12 +139,12 @@ def test_a_gradient_that_is_not_finite_is_never_applied(dtype: torch.dtype, bad:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened(dtype: torch.dtype):
     own = parameters(dtype)
-    optimizer = MasterAdamW(own, OPTIM)
+    optimizer = MasterOptimizer(own, OPTIM)
     for step in range(3):
         backward(own, step)
         optimizer.step(0.01)
     again = [nn.Parameter(p.detach().clone()) for p in own]
-    restored = MasterAdamW(again, OPTIM)
+    restored = MasterOptimizer(again, OPTIM)
     restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for step in range(3, 6):
         for parameters_, one in ((own, optimizer), (again, restored)):
@@ -157,5 +157,5 @@ def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened(dtype: torch.dt
 def test_frozen_parameters_are_left_alone():
     own = parameters(torch.float32)
     own[0].requires_grad_(False)
-    optimizer = MasterAdamW(own, OPTIM)
+    optimizer = MasterOptimizer(own, OPTIM)
     assert optimizer.parameters == [own[1]]

@@ -8,7 +8,7 @@ from luyen.algorithms.preference.step import PreferenceObjective, sequence_sums,
 from luyen.config.catalog import PREFERENCE_LOSSES
 from luyen.engine.batch import OfflineBatch, pack
 from luyen.engine.batch_shards import MicroBatching
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.engine.preference import DESIRABLE, MISMATCHED, PreferenceEngine
 from luyen.engine.supervised import SupervisedEngine
 from tests.tiny_models import tiny_policy
@@ -37,7 +37,7 @@ def offline_batch(kind: str, *, is_mismatched: bool = False) -> OfflineBatch:
 def engine_of(passes: MicroBatching, objective: PreferenceObjective) -> PreferenceEngine:
     policy, reference = tiny_policy(initializer_range=0.1), tiny_policy(seed=3)
     learner = SupervisedEngine(
-        policy, MasterAdamW(policy.parameters(), OPTIM), passes, aggregation="token-mean"
+        policy, MasterOptimizer(policy.parameters(), OPTIM), passes, aggregation="token-mean"
     )
     engine = PreferenceEngine(learner, objective)
     if objective.needs_reference:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.batch import OfflineBatch, pack
 from luyen.engine.batch_shards import MicroBatching, split_batch
-from luyen.engine.optim import MasterAdamW, OptimizerStep
+from luyen.engine.optim import MasterOptimizer, OptimizerStep
 from luyen.engine.reward_model import (
     JUDGED,
     LABELS,
@@ -166,7 +166,7 @@ def test_scores_do_not_depend_on_the_passes():
 
 def test_steps_make_the_chosen_answer_win():
     model = reward_model(dtype=torch.float32)
-    optimizer = MasterAdamW(model.parameters(), OptimConfig(lr=1e-3))
+    optimizer = MasterOptimizer(model.parameters(), OptimConfig(lr=1e-3))
     engine = RewardModelEngine(
         model, optimizer, MicroBatching(sequences=2), OBJECTIVES["bradley_terry"]
     )

@@ -7,7 +7,7 @@ from luyen.algorithms.objective import Objective
 from luyen.engine.actor import gap_metrics, score
 from luyen.engine.batch import pack
 from luyen.engine.batch_shards import MicroBatching
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.engine.supervised import SupervisedEngine
 from tests.tiny_models import tiny_policy
 from tests.unit.engine.steps import OPTIM, PASSES, actor, critic, recorded
@@ -25,7 +25,7 @@ def gradient(engine, update) -> torch.Tensor:
     """The gradient that a step applied, caught before it is cleared."""
     caught: list[torch.Tensor] = []
     optimizer = engine.optimizer
-    apply = optimizer.adamw.step
+    apply = optimizer.optimizers["adamw"].step
 
     def catch() -> None:
         caught.append(
@@ -33,7 +33,7 @@ def gradient(engine, update) -> torch.Tensor:
         )
         apply()
 
-    optimizer.adamw.step = catch
+    optimizer.optimizers["adamw"].step = catch
     done = update(engine)
     assert done.stepped.is_applied
     assert done.stepped.grad_norm == pytest.approx(float(caught[0].double().norm()), rel=1e-4)
@@ -121,7 +121,7 @@ def test_values_and_scores_do_not_depend_on_the_passes():
 def test_supervised_steps_do_not_depend_on_the_passes():
     def step(passes: MicroBatching) -> torch.Tensor:
         policy = tiny_policy(initializer_range=0.1)
-        optimizer = MasterAdamW(policy.parameters(), OPTIM)
+        optimizer = MasterOptimizer(policy.parameters(), OPTIM)
         engine = SupervisedEngine(policy, optimizer, passes, aggregation="token-mean")
         return gradient(engine, lambda engine: engine.update(recorded(), lr=0.01))
 
