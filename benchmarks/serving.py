@@ -6,6 +6,8 @@ as run at once, until the last one is submitted.
 
     python benchmarks/serving.py --model ~/.cache/luyen/models/smollm2-135m --dtype bfloat16 \
         --threads 2 --concurrent 32 --requests 96
+    python benchmarks/serving.py --shape qwen2.5-1.5b --device cuda --concurrent 256 \
+        --requests 1024 --prompt-tokens 100 1024 --new-tokens 100 1024
 """
 
 import argparse
@@ -21,12 +23,15 @@ import torch
 
 from luyen.base.process_setup import prepare_process
 from luyen.base.seeds import derive_key, uniform
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.actor_rollout_ref import MultiTurnConfig, RolloutConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
 from luyen.models.load import load_policy
+from luyen.models.policy import Policy
+from luyen.models.random_policy import shaped_policy
 from luyen.rollout.constraints import json_schema_constraint
-from luyen.rollout.native.engine import NativeEngine
-from luyen.rollout.protocol import Request, Sampling, TokenConstraint
+from luyen.rollout.engines import native
+from luyen.rollout.protocol import Request, Sampling, StreamingEngine, TokenConstraint
 
 SCHEMA = {"type": "array", "items": {"type": "integer"}}
 
@@ -68,7 +73,7 @@ def requests(asked: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Reques
         )
 
 
-def look(engine: NativeEngine, streams: dict[str, Stream]) -> None:
+def look(engine: StreamingEngine, streams: dict[str, Stream]) -> None:
     """Read what is new of every sample."""
     now = time.perf_counter()
     for name, stream in streams.items():
@@ -78,7 +83,7 @@ def look(engine: NativeEngine, streams: dict[str, Stream]) -> None:
 
 
 def serve(
-    engine: NativeEngine, waiting: list[Request], concurrent: int
+    engine: StreamingEngine, waiting: list[Request], concurrent: int
 ) -> tuple[list[Stream], float, float]:
     """All streams, and from when to when every row was in use."""
     running: dict[str, Stream] = {}
@@ -111,10 +116,22 @@ def report(streams: list[Stream], begin: float, end: float) -> None:
         print(f"{name}: median {parts[9]:.3f} s, 95 % within {parts[18]:.3f} s")
 
 
+def policy_of(asked: argparse.Namespace, tokenizer: Tokenizer) -> Policy:
+    """The model, or random weights in a known shape."""
+    if asked.shape:
+        dtype = getattr(torch, asked.dtype)
+        return shaped_policy(asked.shape, dtype=dtype, device=asked.device).eval()
+    model = ModelConfig(path=asked.model, dtype=asked.dtype)
+    return load_policy(model, device=asked.device, vocabulary=tokenizer.size).eval()
+
+
 def main() -> None:
     """Measure one engine."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="builtin://arithmetic")
+    parser.add_argument("--shape", help="random weights in this shape instead of a model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--loose", action="store_true", help="without exact log-probabilities")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--concurrent", type=int, default=32)
@@ -130,22 +147,28 @@ def main() -> None:
     prepare_process()
     torch.set_num_threads(asked.threads)
     tokenizer = load_tokenizer(asked.model)
-    policy = load_policy(
-        ModelConfig(path=asked.model, dtype=asked.dtype), device="cpu", vocabulary=tokenizer.size
-    )
-    engine = NativeEngine(
-        policy.eval(),
-        max_model_len=asked.prompt_tokens[1] + asked.new_tokens[1],
+    longest = asked.prompt_tokens[1] + asked.new_tokens[1]
+    rollout = RolloutConfig(
         max_num_seqs=asked.concurrent,
-        max_num_batched_tokens=4096,
-        decode=tokenizer.decode,
+        max_num_batched_tokens=max(8192, longest),
+        multi_turn=MultiTurnConfig(enable=True),
+        deterministic=not asked.loose,
     )
+    engine = native(policy_of(asked, tokenizer), rollout, longest=longest, decode=tokenizer.decode)
+    assert isinstance(engine, StreamingEngine)
+    if asked.device == "cuda":  # kernels are compiled and graphs captured before the clock runs
+        serve(engine, list(requests(asked, tokenizer))[: asked.concurrent], asked.concurrent)
     waiting = list(requests(asked, tokenizer))
+    start = time.perf_counter()
     profile = cProfile.Profile()
     if asked.profile:
         profile.enable()
     found = serve(engine, waiting, asked.concurrent)
     profile.disable()
+    whole = time.perf_counter() - start
+    print(
+        f"{sum(one.tokens for one in found[0]) / whole:.1f} tokens/s over the whole {whole:.1f} s"
+    )
     report(*found)
     if asked.profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)

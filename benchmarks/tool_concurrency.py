@@ -18,7 +18,7 @@ import torch
 from luyen.base.process_setup import prepare_process
 from luyen.base.records import GroupId, Rollout, make_prompt
 from luyen.base.seeds import derive_key, uniform
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.load import load_policy

@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any
 
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.rollout.engines import native
 from luyen.rollout.protocol import RolloutEngine, rollout_engines
 from tests.hanging import is_time_to_hang
@@ -27,7 +27,7 @@ def stuck(*args: Any, **kwargs: Any) -> RolloutEngine:
 
 
 def _hanging(step: Any) -> Any:
-    def stepped(self: MasterAdamW, lr: float) -> Any:
+    def stepped(self: MasterOptimizer, lr: float) -> Any:
         if is_time_to_hang("update"):
             ctypes.CDLL(None).sleep(60)
         return step(self, lr)
@@ -35,4 +35,4 @@ def _hanging(step: Any) -> Any:
     return stepped
 
 
-MasterAdamW.step = _hanging(MasterAdamW.step)
+MasterOptimizer.step = _hanging(MasterOptimizer.step)

@@ -121,6 +121,11 @@ def read_judge_net(folder: Path) -> PreTrainedModel:
     ).eval()
 
 
+def read_net(folder: Path) -> PreTrainedModel:
+    """A causal language model of a directory, in fp32 and as transformers runs it."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
 def their_template(source: str) -> Any:
     """A chat template as transformers itself compiles it."""
     return _compile_jinja_template(source)

@@ -37,7 +37,9 @@ def resolves(name: str) -> bool:
 
 def unknown_commands(text: str) -> list[str]:
     """`luyen` commands and options, and `make` targets, that do not exist."""
-    table = typer.main.get_command(app).commands
+    group = typer.main.get_command(app)
+    context = typer.Context(group)
+    table = {name: group.get_command(context, name) for name in group.list_commands(context)}
     wrong: list[str] = []
     for words in commands(text, "luyen"):
         command, rest = table.get(words[1]), words[2:]

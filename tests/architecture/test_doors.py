@@ -41,6 +41,7 @@ def violations(code: str, path: str = "src/luyen/train/planted.py") -> int:
 
 def test_every_library_with_a_door_is_banned():
     doors = [
+        "bitsandbytes",
         "fastapi",
         "llguidance",
         "mcp",

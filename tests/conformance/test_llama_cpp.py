@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from luyen.base.errors import UserError
 from luyen.cli.main import app
-from luyen.config.schema.actor_rollout_ref import ModelConfig, RolloutConfig, ServerConfig
+from luyen.config.schema.actor_rollout_ref import RolloutConfig, ServerConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.download import convert_gguf
 from luyen.models.load import load_policy

@@ -9,7 +9,7 @@ import yaml
 from luyen.base.files import json_line, write_whole
 from luyen.base.records import Rollout
 from luyen.base.rundir import RunDirectory, step_of
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.studio.doctor.vocabulary import read_vocabulary
 from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.rollout_files import read_rollouts, write_rollouts

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import luyen.train.batch
 from luyen.base.records import Rollout, Source
-from luyen.engine.optim import MasterAdamW, OptimizerStep
+from luyen.engine.optim import MasterOptimizer, OptimizerStep
 from luyen.rollout.single_turn import Group
 from luyen.runtime.in_process import SharedRollout
 from tests.defects.healthy import train_quick, train_with_tools
@@ -74,11 +74,11 @@ def first_weights(rollout: Rollout) -> Rollout:
 def no_optimizer() -> Sabotage:
     """An optimizer that forgets to write the weights."""
 
-    def sabotaged(self: MasterAdamW, lr: float) -> OptimizerStep:
-        self.adamw.zero_grad(set_to_none=True)
+    def sabotaged(self: MasterOptimizer, lr: float) -> OptimizerStep:
+        self.zero_grad()
         return OptimizerStep(grad_norm=1.0, is_applied=True, lr=lr)
 
-    return patch.object(MasterAdamW, "step", sabotaged)
+    return patch.object(MasterOptimizer, "step", sabotaged)
 
 
 SABOTAGED: dict[str, tuple[str, Callable[[], Sabotage], tuple[str, ...]]] = {

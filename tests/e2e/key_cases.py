@@ -188,6 +188,8 @@ TRAINER: dict[str, Case] = {
     "trainer.resume_mode": ("refused", "path", ()),
     "trainer.resume_from_path": ("refused", NOWHERE, ()),
     "trainer.logger": ("refused", "paper", ()),
+    "trainer.log_val_generations": ("refused", "-1", ()),
+    "trainer.log_train_generations": ("refused", "-1", ()),
     "trainer.watchdog.budgets": ("refused", "{genrate: 60}", ()),
     **{
         f"trainer.timeouts.{name}_s": ("warned", "7", ())

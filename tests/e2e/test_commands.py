@@ -10,7 +10,7 @@ from peft import PeftModel
 
 from luyen.base.errors import UserError
 from luyen.base.files import read_lines
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.load import load_policy
 from luyen.pipeline.policy_loading import LoadedPolicy, open_checkpoint
 from tests.e2e.tiny import luyen, random_model, train

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models import hf_loading, load
 from luyen.telemetry.rollout_files import read_rollouts
 from luyen.train.start import run_training

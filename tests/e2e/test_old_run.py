@@ -75,7 +75,11 @@ def test_a_step_of_the_old_run_is_replayed(step: int, root: Path):
     page: dict[str, Any] = json.loads(done.stdout)
     numbers = page["numbers"]
     assert {"actor/pg_loss", "actor/grad_norm", "actor/entropy"} <= set(numbers)
+    # Which tokens agree to the bit is a fact of the processor that drew them.
+    bits = () if repeats_bits() else ("parity/exact_fraction",)
     for name, number in numbers.items():
+        if name in bits:
+            continue
         assert number["after"] == pytest.approx(number["before"], rel=CLOSE, abs=CLOSE), name
     if repeats_bits():
         assert (done.exit_code, page["equal"], page["parting"]) == (0, True, None)
@@ -90,3 +94,15 @@ def test_a_report_of_the_old_run_is_written(root: Path):
     assert "reward/mean" in text
     made = json.loads((OLD / "manifest.json").read_text())
     assert made["run_id"] in text
+
+
+def test_the_old_run_is_diagnosed_evaluated_and_exported(root: Path):
+    code, said = call("doctor", root)
+    assert code == 0, said
+    rows = "arithmetic://sum?digits=1&size=8"
+    code, said = call("eval", root, "--data", rows, "--trust", "--json")
+    assert code == 0, said
+    code, said = call("export", root, root.parent / "exported", "--trust")
+    assert code == 0, said
+    shapes = json.loads((root.parent / "exported" / "config.json").read_text())
+    assert shapes["hidden_size"] == 32

@@ -110,6 +110,27 @@ def test_losses_and_norms_are_those_of_one_process(runs: tuple[Ran, Ran]):
             )
 
 
+def test_ranks_that_divide_sequences_train_as_one_process(tmp_path: Path):
+    """Two ranks compute each sequence together, with half of the token budget each."""
+    words = (
+        *PPO,
+        "trainer.total_training_steps=2",
+        "actor_rollout_ref.rollout.data_parallel_size=1",
+    )
+    halves = (
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32",
+    )
+    here = train(tmp_path / "here", *words, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64")
+    there = train(tmp_path / "there", *words, *halves)
+    assert list(map(timeless, rollouts(here, 1))) == list(map(timeless, rollouts(there, 1)))
+    for one, other in zip(here.metrics, there.metrics, strict=True):
+        for name in ("actor/pg_loss", "critic/vf_loss", "actor/grad_norm", "critic/grad_norm"):
+            assert other[name] == pytest.approx(one[name], rel=2e-4, abs=1e-5), name
+        assert other["parity/max_gap"] == 0.0
+
+
 def test_on_recorded_batches_one_process_finds_the_same(runs: tuple[Ran, Ran]):
     """Each step of the cluster, trained again here from the checkpoint before it."""
     record = ReplayRecord(runs[1].root)

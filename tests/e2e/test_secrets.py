@@ -29,6 +29,10 @@ PLUGIN = (  # inside a function: a check finds what certainly fails
 )
 WANDB = """
 import json, os, sys
+class Table:
+    def __init__(self, **kwargs):
+        with open(os.environ["SEEN"], "a") as file:
+            file.write(json.dumps(kwargs, default=str))
 class Run:
     def log(self, values, step): pass
     def save(self, *args, **kwargs): pass

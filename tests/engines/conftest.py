@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from luyen.config.schema.actor_rollout_ref import ModelConfig, RolloutConfig, ServerConfig
+from luyen.config.schema.actor_rollout_ref import RolloutConfig, ServerConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy

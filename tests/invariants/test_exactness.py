@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from luyen.base import process_setup
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy
 from luyen.rollout.protocol import generate

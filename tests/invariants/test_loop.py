@@ -81,7 +81,7 @@ class _Kept:
     def step(self, lr: float) -> Any:
         masters = self.optimizer.masters
         self.gradient = torch.cat([m.grad.flatten() for m in masters if m.grad is not None])
-        self.optimizer.adamw.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         return None
 
 

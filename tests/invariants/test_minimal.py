@@ -14,11 +14,12 @@ from torch import Tensor
 
 from luyen.algorithms.objective import Objective
 from luyen.base.process_setup import has_mkl
-from luyen.config.schema.actor_rollout_ref import ModelConfig, OptimConfig
+from luyen.config.schema.actor_rollout_ref import OptimConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.engine.actor import ActorEngine, score
 from luyen.engine.batch import PackedBatch, pack
 from luyen.engine.batch_shards import MicroBatching
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.models.load import load_policy
 from luyen.train.advantages import AdvantageConfig, compute_advantages
 from tests.architecture.tree import ROOT
@@ -80,7 +81,7 @@ def gradient_of(module: torch.nn.Module) -> Tensor:
 class Watched:
     """An optimizer that shows the gradient before it takes its step."""
 
-    def __init__(self, optimizer: MasterAdamW) -> None:
+    def __init__(self, optimizer: MasterOptimizer) -> None:
         self.optimizer = optimizer
         self.gradient = torch.empty(0)
 
@@ -90,7 +91,7 @@ class Watched:
 
 
 @torch.no_grad()
-def take_over(optimizer: MasterAdamW, model: torch.nn.Module) -> float:
+def take_over(optimizer: MasterOptimizer, model: torch.nn.Module) -> float:
     """The largest difference of a weight; afterwards there is none.
 
     The optimizer's masters are fp32, and without this their rounding would grow with every step.
@@ -117,7 +118,7 @@ def test_losses_gradients_and_weights_agree_step_by_step(minimal: ModuleType, di
     optim = OptimConfig(
         lr=settings.lr, weight_decay=settings.weight_decay, clip_grad=settings.clip_grad
     )
-    ours = Watched(MasterAdamW(policy.parameters(), optim))
+    ours = Watched(MasterOptimizer(policy.parameters(), optim))
     engine: Any = ActorEngine(policy, ours, PASSES, temperature=settings.temperature)  # type: ignore[arg-type]
     pairs, draw = random.Random(0), torch.Generator().manual_seed(0)
     for step in range(STEPS):

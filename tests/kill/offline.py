@@ -45,7 +45,7 @@ _KEPT = (
 )
 OFFLINE_POINTS: dict[str, Point] = {name: POINTS[name] for name in _KEPT} | {
     "between two optimizer steps": Point(
-        where="luyen.engine.optim:MasterAdamW.step", when="after", calls=(1, 3)
+        where="luyen.engine.optim:MasterOptimizer.step", when="after", calls=(1, 3)
     ),
     "the held-out rows are measured": Point(
         where="luyen.train.offline.loop:OfflineRun.measure", when="before", calls=(1, 2)

@@ -62,7 +62,7 @@ POINTS: dict[str, Point] = {
         where="luyen.train.update:_start_actor", when="before", calls=(1, 2)
     ),
     "between two optimizer steps": Point(
-        where="luyen.engine.optim:MasterAdamW.step", when="after", calls=(1, 3, 6)
+        where="luyen.engine.optim:MasterOptimizer.step", when="after", calls=(1, 3, 6)
     ),
     "everything is updated": Point(
         where="luyen.train.loop:finish_step", when="before", calls=(1, 3)

@@ -21,7 +21,7 @@ RANKS: dict[str, Point] = {
         where="luyen.runtime.worker:TrainWorker.update_actor", when="before", calls=(1, 4)
     ),
     "a rank has made an optimizer step": Point(
-        where="luyen.engine.optim:MasterAdamW.step", when="after", calls=(1, 3, 6)
+        where="luyen.engine.optim:MasterOptimizer.step", when="after", calls=(1, 3, 6)
     ),
     "a rank is about to write its shards": Point(
         where="luyen.checkpoint.dcp:ShardWriter.write_data", when="before", calls=(1, 3)

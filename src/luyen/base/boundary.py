@@ -15,6 +15,7 @@ from traceback import extract_tb
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar, cast, final
 
+from luyen.base.errors import UserError
 from luyen.base.secrets import masked
 
 T = TypeVar("T")
@@ -252,8 +253,31 @@ def with_daemon_threads(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEven
     return loop
 
 
+@contextmanager
+def aside_of_running_loop() -> Generator[None]:
+    """Inside, event loops can be run although one runs on this thread: that of a notebook.
+
+    The loop outside stands still anyway while the code of a cell runs.
+
+    Example:
+        >>> async def cell() -> int:
+        ...     with aside_of_running_loop():
+        ...         return asyncio.run(asyncio.sleep(0, 42))
+        >>> asyncio.run(cell())
+        42
+    """
+    outer = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
+        if outer is not None:
+            asyncio.set_event_loop(outer)
+
+
 def run_with_daemon_threads(coroutine: Coroutine[Any, Any, R]) -> R:
-    """`asyncio.run`, without waiting for threads that foreign code has left behind.
+    """`asyncio.run`, without waiting for threads or tasks that foreign code has left behind.
 
     Example:
         >>> async def answer() -> int:
@@ -263,4 +287,49 @@ def run_with_daemon_threads(coroutine: Coroutine[Any, Any, R]) -> R:
     """
     with asyncio.Runner() as runner:
         with_daemon_threads(runner.get_loop())
-        return runner.run(coroutine)
+        try:
+            return runner.run(coroutine)
+        except RuntimeError as error:
+            if "Event loop stopped before Future completed" not in str(error):
+                raise
+            why = "code of a reward or plugin stopped the event loop that it ran in"
+            raise UserError("event loop", "stop()", why, "do not stop it there") from error
+        finally:
+            end_tasks(runner)
+
+
+_GRACE_S = 1.0
+"""Most seconds for cancelled tasks to end; then they are abandoned."""
+MOST_ABANDONED = 64
+"""Tasks that may be abandoned in one process: each keeps its memory until the process ends."""
+_abandoned: list[asyncio.Task[Any]] = []
+"""Kept, so that no message about a pending task is printed when it is collected."""
+
+
+def abandoned_count() -> int:
+    """How many tasks of foreign code have not ended although they were cancelled."""
+    _abandoned[:] = [task for task in _abandoned if not task.done()]
+    return len(_abandoned)
+
+
+def end_tasks(runner: asyncio.Runner) -> None:
+    """Cancel the tasks of a loop that is about to close; those that go on are abandoned.
+
+    A runner's own `close` waits for them without a limit.
+    """
+    loop = runner.get_loop()
+    if loop.is_closed() or not asyncio.all_tasks(loop):
+        return
+    runner.run(_cancel_and_wait())
+    # The documented way to take a task out of `all_tasks`, which `close` waits for.
+    forget: Callable[[asyncio.Task[Any]], None] = vars(asyncio.tasks)["_unregister_task"]
+    for task in asyncio.all_tasks(loop):
+        forget(task)
+        _abandoned.append(task)
+
+
+async def _cancel_and_wait() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=_GRACE_S)

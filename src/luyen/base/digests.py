@@ -32,6 +32,8 @@ from luyen.base.files import (
     writing,
 )
 from luyen.base.input_files import read_bytes
+from luyen.base.system import flags as system_flags
+from luyen.base.system import user
 
 SCHEMA = 1
 """Version of the lines and of what is hashed; a reader refuses a later one."""
@@ -316,7 +318,8 @@ def _read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise NoKey(f"{path} cannot be read: {error.strerror}") from error
-    if seen.st_uid != os.geteuid() or stat.S_IMODE(seen.st_mode) & 0o077:
+    owner = user()
+    if owner is not None and (seen.st_uid != owner or stat.S_IMODE(seen.st_mode) & 0o077):
         raise NoKey(f"{path} is open to other users; make it yours alone with chmod 600")
     if len(key) < _LEAST:
         raise NoKey(f"{path} holds no key; remove it, and the next run makes one")
@@ -324,7 +327,8 @@ def _read(path: Path) -> bytes | None:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe has nothing to say, and is not waited for
+    # A pipe has nothing to say, and is not waited for.
+    return os.open(path, flags | system_flags("O_NONBLOCK"))
 
 
 def _read_or_make(path: Path) -> bytes:

@@ -17,13 +17,15 @@ import stat
 import time
 import zlib
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, cast
 
 from luyen.base.errors import UserError
 from luyen.base.input_files import parse_json, read_bytes
+from luyen.base.system import flags as system_flags
+from luyen.base.system import is_process
 
 # Names of unfinished files and folders, and which of them are abandoned.
 #
@@ -98,13 +100,7 @@ def remove(path: Path) -> None:
 
 def is_running(process: int) -> bool:
     """Whether a process of this machine has that id."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
+    return is_process(process)
 
 
 def _machine() -> str:
@@ -160,8 +156,10 @@ def sync(path: Path) -> None:
 def write_whole(path: Path, content: bytes | str, *, is_private: bool = False) -> None:
     """Write the content to `path` atomically: a reader sees the old content or all of the new.
 
-    A private file is readable by its owner alone, from its first byte on.
+    A private file is readable by its owner alone, from its first byte on. A device such as
+    `/dev/null` is refused: root would replace it by a file.
     """
+    _refuse_device(path)
     data = content.encode() if isinstance(content, str) else content
     unfinished = temporary_path(path)
     with writing(path), in_progress(unfinished):
@@ -174,6 +172,14 @@ def write_whole(path: Path, content: bytes | str, *, is_private: bool = False) -
             sync(path.parent)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def _refuse_device(path: Path) -> None:
+    is_device = path.absolute().parent == Path("/dev")
+    with suppress(OSError):
+        is_device |= stat.S_ISCHR(path.stat().st_mode) or stat.S_ISBLK(path.stat().st_mode)
+    if is_device:
+        raise UserError("file", str(path), "it is a device, not a file", "name an ordinary file")
 
 
 @contextmanager
@@ -297,6 +303,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
 # ever.
 
 _LINK = "it is a link, and what is written there would land in another place"
+_SAFE = system_flags("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 _MAY_BE_LINKED = "checkpoints"
 _SECOND = "it is a file that has another name (a hard link), which would change with it"
 
@@ -312,7 +319,7 @@ def open_regular(path: Path | str, flags: int, mode: int = 0o644) -> int:
         Traceback (most recent call last):
         OSError: it is no file
     """
-    safe = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    safe = flags & ~os.O_TRUNC | _SAFE
     try:
         handle = os.open(path, safe, mode)
     except OSError as error:

@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import yaml
 
+from luyen.base.system import flags
+
 MOST_BYTES = 8 * 2**20
 """Size of the largest text that is read as a configuration, a list of tools or a plugin."""
 MOST_RECORDS = 2**30
@@ -71,7 +73,7 @@ def read_bytes(path: Path, *, most_bytes: int = MOST_RECORDS) -> bytes:
 
 def _read(path: Path, most: int) -> bytes:
     # Between the look and the opening another kind of file may have come: it must not block either.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | flags("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     with os.fdopen(handle, "rb") as file:
         seen = os.fstat(handle)
         if not stat.S_ISREG(seen.st_mode):

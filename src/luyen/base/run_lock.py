@@ -5,7 +5,6 @@ never replaced, so two processes that make the same directory at once lock the s
 ends with the process, however that ends. The file says who has it; readers need none.
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ from typing import final
 from luyen.base.errors import UserError
 from luyen.base.files import is_running, open_regular, refuse_linked_folders, writing
 from luyen.base.input_files import parse_json, read_bytes
+from luyen.base.system import in_forked_children, lock, write_at_start
 
 OWNER = ".owner"
 """The file that is locked."""
@@ -71,7 +71,7 @@ def _leave_to_parent() -> None:
     _mine.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+in_forked_children(_leave_to_parent)
 
 
 def claim(folder: Path) -> None:
@@ -123,7 +123,7 @@ def is_claimed(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock(handle, is_shared=True)
     except BlockingIOError:
         return True
     except OSError:
@@ -185,7 +185,7 @@ def _lock(handle: int) -> bool:
     end = time.monotonic() + _TIMEOUT_S
     while True:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(handle)
         except BlockingIOError:
             if time.monotonic() > end:
                 return False
@@ -208,7 +208,7 @@ def _sign(handle: int) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     said = {"pid": os.getpid(), "host": platform.node(), "since": now}
     os.ftruncate(handle, 0)
-    os.pwrite(handle, f"{json.dumps(said)}\n".encode(), 0)
+    write_at_start(handle, f"{json.dumps(said)}\n".encode())
 
 
 def _owner_now(place: Path) -> Owner | None:

@@ -29,7 +29,9 @@ _WITHOUT_CHECKSUM = 1
 """The version whose manifest, configuration and provenance have no checksums."""
 
 _STEP = re.compile(r"step_(\d+)")
-_BEGINNING = {OWNER, "config.yaml", "provenance.json", "resumptions.json"}
+INPUTS = "inputs"
+"""Folder of what a run was given as Python objects; it is written before the run begins."""
+_BEGINNING = {OWNER, INPUTS, "config.yaml", "provenance.json", "resumptions.json"}
 _OTHER_PLACE = (
     "free disk space, change the permissions, or choose another trainer.default_local_dir"
 )
@@ -88,6 +90,8 @@ class RunDirectory:
         self.tensorboard = self.root / "tensorboard"
         self.checkpoints = self.root / "checkpoints"
         self.report = self.root / "report"
+        self.inputs = self.root / INPUTS
+        """Files made of Python objects that the run was given."""
 
     @classmethod
     def create(

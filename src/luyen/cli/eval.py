@@ -5,118 +5,32 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from luyen.base.errors import UserError
 from luyen.base.files import json_page, plain, write_whole
-from luyen.cli.common import Trust, prepare
+from luyen.base.secrets import masked_urls
+from luyen.cli.common import Trust, prepare, refuse_run_file
+from luyen.studio.evaluation.request import (
+    EndpointArguments,
+    EvalRequest,
+    SamplingOptions,
+    is_override,
+    is_url,
+)
 
 if TYPE_CHECKING:
+    from luyen.config.schema.run import RunConfig
+    from luyen.data.tokenizer import Tokenizer
     from luyen.pipeline.policy_loading import LoadedPolicy
     from luyen.studio.evaluation.compare import PolicyComparison
+    from luyen.studio.evaluation.endpoint_measure import EndpointPolicy
     from luyen.studio.evaluation.evaluator import Measurement
     from luyen.studio.evaluation.samples import Sample
     from luyen.studio.evaluation.summary import SourceSummary
-
-
-@final
-class SamplingOptions(NamedTuple):
-    """Options over the sampling of the run's validation; None or empty keeps it.
-
-    Example:
-        >>> SamplingOptions(samples=8).top_p is None
-        True
-    """
-
-    samples: int | None = None
-    """Samples of each prompt."""
-    temperature: float | None = None
-    """Sampling temperature."""
-    top_p: float | None = None
-    """Nucleus sampling mass."""
-    min_p: float | None = None
-    """Least probability of a token, relative to the likeliest."""
-    stop: tuple[str, ...] = ()
-    """Texts that end an answer."""
-
-
-_AS_CONFIGURED = SamplingOptions()
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalRequest:
-    """The options of the command, as they were given.
-
-    Example:
-        >>> EvalRequest(checkpoint="runs/a/b", k="1,4").ks(most=8)
-        (1, 4)
-    """
-
-    checkpoint: str | None = None
-    """What is measured."""
-    overrides: tuple[str, ...] = ()
-    """`key=value` over its configuration."""
-    against: str | None = None
-    """What it is compared with."""
-    compare: tuple[Path, Path] | None = None
-    """Two files of samples to compare, without any model."""
-    config: tuple[Path, ...] = ()
-    """YAML files that replace rows, reward and sampling of the run."""
-    data: tuple[str, ...] = ()
-    """Rows in place of `data.val_files`."""
-    reward: str | None = None
-    """The rule that replaces `reward`."""
-    sampling: SamplingOptions = _AS_CONFIGURED
-    """Options over the sampling of the run's validation."""
-    k: str | None = None
-    """The k of pass@k and maj@k, with commas; None: 1, 2, 4 and so on."""
-    solved_at: float = 1.0
-    """The reward from which on a sample counts as solved."""
-    as_json: bool = False
-    """Print data."""
-    out: Path | None = None
-    """File for the report."""
-    samples_out: Path | None = None
-    """File for every rollout."""
-    shown: int = 3
-    """Prompts shown, and prompts that flipped."""
-    is_trusted: bool = False
-    """Whether code named by a run from another machine may run."""
-
-    def ks(self, most: int) -> tuple[int, ...]:
-        """The requested k values; a UserError if one is not between 1 and `most` samples."""
-        if self.k is None:
-            return tuple(2**i for i in range(most.bit_length()))
-        try:
-            found = tuple(sorted({int(word) for word in self.k.split(",")}))
-        except ValueError:
-            raise UserError("--k", self.k, "not numbers with commas", "write e.g. 1,4,8") from None
-        if found[0] < 1 or found[-1] > most:
-            why = f"each prompt has {most} sample{'' if most == 1 else 's'}"
-            raise UserError("--k", self.k, why, f"stay within 1 and {most}, or raise --samples")
-        return found
-
-    def validate(self) -> None:
-        """A UserError for inconsistent options, before anything is loaded."""
-        if (self.checkpoint is None) == (self.compare is None):
-            why = "either a checkpoint is measured, or two files of samples are compared"
-            fix = "give CHECKPOINT, or --compare A.jsonl B.jsonl"
-            raise UserError("CHECKPOINT", self.checkpoint, why, fix)
-        if self.compare is not None and (self.against or self.samples_out):
-            fix = "leave --against and --samples-out out, or give a checkpoint"
-            raise UserError("--compare", None, "files are compared without any model", fix)
-        for field, path in (("--out", self.out), ("--samples-out", self.samples_out)):
-            if path is not None and not path.parent.is_dir():
-                raise UserError(field, str(path), "its folder is not there", "make it first")
-        endings = (".jsonl", ".parquet")
-        if self.samples_out is not None and self.samples_out.suffix not in endings:
-            why = "its ending names no format of samples"
-            raise UserError("--samples-out", str(self.samples_out), why, "use .jsonl or .parquet")
 
 
 @final
@@ -247,44 +161,92 @@ def _evaluated(
 
 
 def _measure_all(request: EvalRequest) -> "list[Evaluated]":
-    """The baseline, if there is one, and the checkpoint, on the same rows and random numbers."""
+    """The baseline, if there is one, and the policy, on the same rows and random numbers."""
     from luyen.config.trust import require_trusted_files, require_trusted_path
 
     prepare()
-    from luyen.pipeline.policy_loading import (
-        EvalOverrides,
-        eval_config,
-        open_checkpoint,
-        with_model_of,
-    )
+    from luyen.pipeline.policy_loading import open_checkpoint, with_model_of
 
-    assert request.checkpoint is not None
-    eval_overrides = EvalOverrides(
-        **request.sampling._asdict(), data=request.data, reward=request.reward
-    )
-    trusted = request.is_trusted
+    trusted, against = request.is_trusted, request.against
     require_trusted_files(request.config, is_trusted=trusted)
-    if request.against is not None:  # now, and not after the first has been measured
-        require_trusted_path(request.against, is_trusted=trusted)
-    opened = open_checkpoint(
-        request.checkpoint, request.overrides, files=request.config, is_trusted=trusted
-    )
-    opened = replace(opened, config=eval_config(opened.config, eval_overrides))
+    if against is not None and not is_url(against):  # now, not after the first is measured
+        require_trusted_path(against, is_trusted=trusted)
+    opened = _opened(request)
     request.ks(most=opened.config.actor_rollout_ref.rollout.val_kwargs.n)
     found = [_measured(opened, request, request.samples_out)]
-    if request.against is not None:
-        config, opened = opened.config, None  # two models need not fit into memory together
+    if against is None:
+        return found
+    config, rows_by, opened = opened.config, _rows_by(opened), None  # two need not fit in memory
+    if is_url(against):
+        other = _endpoint(against, request, config, rows_by)
+    else:
         other = open_checkpoint(
-            request.against, request.overrides, files=request.config, is_trusted=trusted
+            against, request.overrides, files=request.config, is_trusted=trusted
         )
         other = replace(other, config=with_model_of(config, other.config))
-        file = request.samples_out
-        baseline = None if file is None else file.with_name(f"{file.stem}.against{file.suffix}")
-        found.insert(0, _measured(other, request, baseline))
-    return found
+    file = request.samples_out
+    baseline = None if file is None else file.with_name(f"{file.stem}.against{file.suffix}")
+    return [_measured(other, request, baseline), *found]
 
 
-def _measured(opened: "LoadedPolicy", request: EvalRequest, place: Path | None) -> Evaluated:
+def _opened(request: EvalRequest) -> "LoadedPolicy | EndpointPolicy":
+    """What is measured, with the configuration of the evaluation."""
+    from luyen.pipeline.policy_loading import (
+        EvalOverrides,
+        checkpoint_config,
+        eval_config,
+        open_checkpoint,
+        read_config,
+    )
+    from luyen.train.builders.setup import import_plugins, load_run_tokenizer
+
+    overrides, files = request.overrides, request.config
+    changes = EvalOverrides(**request.sampling._asdict(), data=request.data, reward=request.reward)
+    path, url, trusted = request.checkpoint, request.endpoint.url, request.is_trusted
+    if url is None:
+        assert path is not None, "the request was validated"
+        opened = open_checkpoint(path, overrides, files=files, is_trusted=trusted)
+        return replace(opened, config=eval_config(opened.config, changes))
+    if path is None:
+        config = read_config(files, overrides)
+    else:
+        config, _ = checkpoint_config(path, overrides, files=files, is_trusted=trusted)
+    import_plugins(config.trainer.plugins)
+    # Without a configuration no model is named that could say how long a prompt is.
+    rows_by = load_run_tokenizer(config) if path is not None or files else None
+    return _endpoint(url, request, eval_config(config, changes), rows_by)
+
+
+def _rows_by(opened: "LoadedPolicy | EndpointPolicy") -> "Tokenizer | None":
+    from luyen.studio.evaluation.endpoint_measure import EndpointPolicy
+
+    return opened.rows_by if isinstance(opened, EndpointPolicy) else opened.tokenizer
+
+
+def _endpoint(
+    url: str, request: EvalRequest, config: "RunConfig", rows_by: "Tokenizer | None"
+) -> "EndpointPolicy":
+    from luyen.studio.evaluation.endpoint import ChatEndpoint, EndpointOptions
+    from luyen.studio.evaluation.endpoint_measure import EndpointPolicy
+
+    given, server = request.endpoint, config.actor_rollout_ref.rollout.server
+    endpoint = ChatEndpoint.connect(
+        EndpointOptions(
+            url=url,
+            model=given.model,
+            api_key_env=given.api_key_env,
+            concurrent=given.concurrent or 32,
+            timeout_s=server.request_timeout_s,
+            retries=server.retries,
+        )
+    )
+    name = f"{masked_urls(url)} {endpoint.model}"
+    return EndpointPolicy(config=config, endpoint=endpoint, rows_by=rows_by, name=name)
+
+
+def _measured(
+    opened: "LoadedPolicy | EndpointPolicy", request: EvalRequest, place: Path | None
+) -> Evaluated:
     from luyen.studio.evaluation.evaluator import decoding_of, sample_rows
     from luyen.studio.evaluation.samples import write_rows
 
@@ -302,8 +264,9 @@ def _measured(opened: "LoadedPolicy", request: EvalRequest, place: Path | None) 
     return _evaluated(opened.name, rows, request, about)
 
 
-def _with_progress(opened: "LoadedPolicy") -> "Measurement":
+def _with_progress(opened: "LoadedPolicy | EndpointPolicy") -> "Measurement":
     """Evaluate with a progress bar, which is shown only if standard error is a terminal."""
+    from luyen.studio.evaluation.endpoint_measure import EndpointPolicy, measure_endpoint
     from luyen.studio.evaluation.evaluator import measure
 
     console = Console(stderr=True)
@@ -316,6 +279,8 @@ def _with_progress(opened: "LoadedPolicy") -> "Measurement":
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
+        if isinstance(opened, EndpointPolicy):
+            return measure_endpoint(opened, progress=progress)
         return measure(opened, progress=progress)
 
 
@@ -332,8 +297,30 @@ _Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Overrides of the run's configuration.", metavar="[KEY=VALUE]..."),
 ]
+_Url = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure the model behind an OpenAI-compatible endpoint, such as "
+        "http://127.0.0.1:8000/v1; CHECKPOINT then gives rows and reward alone.",
+        metavar="ADDRESS",
+    ),
+]
+_Model = Annotated[
+    str | None, typer.Option(help="Name of the endpoint's model, if it has several.")
+]
+_ApiKeyEnv = Annotated[
+    str | None,
+    typer.Option(help="Environment variable that holds the endpoint's key.", metavar="NAME"),
+]
+_Concurrent = Annotated[
+    int | None, typer.Option(min=1, help="Requests to the endpoint at once; default: 32.")
+]
 _Against = Annotated[
-    str | None, typer.Option(help="The baseline: measured too, and compared.", metavar="CHECKPOINT")
+    str | None,
+    typer.Option(
+        help="The baseline, a checkpoint or an endpoint's address: measured too, and compared.",
+        metavar="CHECKPOINT",
+    ),
 ]
 _Compare = Annotated[
     tuple[Path, Path] | None,
@@ -383,6 +370,10 @@ _Show = Annotated[int, typer.Option(min=0, help="Prompts whose answers are shown
 def evaluate(
     checkpoint: _Checkpoint = None,
     overrides: _Overrides = None,
+    url: _Url = None,
+    model: _Model = None,
+    api_key_env: _ApiKeyEnv = None,
+    concurrent: _Concurrent = None,
     against: _Against = None,
     compare: _Compare = None,
     config: _Config = None,
@@ -406,9 +397,15 @@ def evaluate(
     Samples exactly as the run's own validation does, unless options change that. Nothing is
     written without --out or --samples-out.
     """
+    refuse_run_file(out)
+    refuse_run_file(samples_out, field="--samples-out")
+    words = tuple(overrides or ())
+    if url is not None and checkpoint is not None and is_override(checkpoint):
+        checkpoint, words = None, (checkpoint, *words)
     request = EvalRequest(
         checkpoint=checkpoint,
-        overrides=tuple(overrides or ()),
+        overrides=words,
+        endpoint=EndpointArguments(url, model, api_key_env, concurrent),
         against=against,
         compare=compare,
         config=tuple(config or ()),

@@ -2,10 +2,11 @@
 
 import asyncio
 import errno
-import resource
 import sys
+import webbrowser
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -17,6 +18,8 @@ from luyen.base.boundary import last_line
 from luyen.base.errors import UserError
 from luyen.base.secrets import mask_tracebacks
 from luyen.base.signals import reset_signals
+from luyen.base.system import address_limit
+from luyen.cli.common import Trust
 from luyen.telemetry.output import OUTPUT, ensure_streams, flushed, say
 
 
@@ -27,7 +30,27 @@ class Commands(TyperGroup):
     Commands do not raise SystemExit themselves, and most user code is guarded where it is called.
     This catches the rest (tasks, threads, callbacks of libraries), so that user code cannot make a
     failed command exit with code 0.
+
+    The module of a command is imported when the command is run, or its help shown: most of them
+    load the schema of the configuration, which takes longer than some commands do.
     """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of help."""
+        return [*COMMANDS, *(name for name in super().list_commands(ctx) if name not in COMMANDS)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; None where there is none."""
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            self.add_command(_loaded(cmd_name), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the words name; an unknown one is compared with all names."""
+        if args[0] not in COMMANDS and args[0] not in self.commands:
+            for name in COMMANDS:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a UserError where code inside it tried to end the process."""
@@ -99,12 +122,16 @@ def main(
     mask_tracebacks()  # here, since typer sets a hook of its own when the app is called
 
 
-for _name, _function in COMMANDS.items():
-    _command = getattr(import_module(f"luyen.cli.{_name}"), _function)
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command, name=_name)
-    else:
-        app.command(_name)(_command)
+def _loaded(name: str) -> Any:
+    """The command of `COMMANDS`, made from its function or group."""
+    found = getattr(import_module(f"luyen.cli.{name}"), COMMANDS[name])
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_group(found)
+        group.name = name
+        return group
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    alone.command(name)(found)
+    return typer.main.get_command(alone)
 
 
 @app.command()
@@ -128,9 +155,56 @@ def report(
     ] = None,
 ) -> None:
     """Write a page about a run: curves, plan, rewards, samples, findings. One file, no network."""
+    from luyen.cli.common import refuse_run_file
     from luyen.studio.report.page import write_report
 
+    refuse_run_file(out)
     typer.echo(f"wrote {write_report(run, out)}")
+
+
+@app.command()
+def studio(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder of runs, or one run.", metavar="[FOLDER]")
+    ] = Path("runs"),
+    host: Annotated[str, typer.Option(help="Loopback address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 takes any that is free.")
+    ] = 8787,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Start, stop and change nothing.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Most jobs at once; others wait.")] = 1,
+    trust: Trust = False,
+) -> None:
+    """Show the runs of a folder in the browser: every run, every rollout, every token.
+
+    The page is for this machine and this user alone: it listens at a loopback address, and its
+    address holds a token.
+    """
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        why = "a server takes packages that are not installed"
+        raise UserError("luyen studio", ", ".join(missing), why, "pip install luyen[studio]")
+    from luyen.studio.screens.state import StudioOptions
+    from luyen.web.access import demand_loopback
+    from luyen.web.app import run_studio
+
+    demand_loopback(host)
+
+    def announce(address: str) -> None:
+        typer.echo(f"Luyen studio over {folder}: {address}")
+        if not no_open:
+            webbrowser.open(address)
+
+    options = StudioOptions(
+        folder=folder.expanduser(),
+        is_read_only=read_only,
+        is_trusting=trust,
+        running_limit=jobs,
+    )
+    raise typer.Exit(run_studio(options, host=host, port=port, announce=announce))
 
 
 @app.command()
@@ -206,5 +280,5 @@ def _is_interrupted(end: SystemExit) -> bool:
 
 
 def _address_limit() -> str:
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return "of this machine" if most == resource.RLIM_INFINITY else f"{most} bytes of addresses"
+    most = address_limit()
+    return "of this machine" if most is None else f"{most} bytes of addresses"

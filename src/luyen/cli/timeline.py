@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from luyen.base.files import plain, write_whole
+from luyen.cli.common import refuse_run_file
 
 if TYPE_CHECKING:
     from luyen.studio.timeline_summary import Gap, RoleWork, TimelineSummary
@@ -80,4 +81,5 @@ def timeline(
 
     Perfetto opens the trace. Nothing else is written.
     """
+    refuse_run_file(out)
     run_timeline(run, steps=steps, out=out, as_json=as_json)

@@ -1,6 +1,5 @@
 """`luyen train`: check, then train."""
 
-import resource
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -10,6 +9,7 @@ import typer
 
 from luyen.base.errors import UserError
 from luyen.base.process_setup import prepare_process
+from luyen.base.system import address_limit
 from luyen.cli.check import check_stages, problem_lines, report_lines, split_words
 from luyen.cli.common import Trust
 from luyen.config.check import Report, check
@@ -128,8 +128,8 @@ def _reported(work: Callable[[], int]) -> int:
 
 def _demand_addresses() -> None:
     """A UserError where the address space is so small that libraries crash silently."""
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 <= most < _LEAST_ADDRESSES:
+    most = address_limit()
+    if most is not None and most < _LEAST_ADDRESSES:
         why = f"loading torch takes {_LEAST_ADDRESSES} bytes of addresses"
         raise UserError("memory", f"{most} bytes of addresses", why, "raise the limit (ulimit -v)")
 

@@ -205,7 +205,7 @@ def _not_yet(config: RunConfig, tree: ConfigTree) -> Iterator[Problem]:
 
 _STARTING = ("S07", "S08", "S24")
 """Rules about a run that is there when another is to start."""
-_OFFLINE = ("D", "F", "G", "H", "M", "N", "S", "Y", "B05", "B06", "B07", "P02")
+_OFFLINE = ("A13", "A14", "D", "F", "G", "H", "M", "N", "S", "Y", "B05", "B06", "B07", "P02")
 """Rules that also apply to offline runs; all other rules are about rollouts and rewards."""
 
 

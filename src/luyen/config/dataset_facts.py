@@ -188,6 +188,48 @@ def _sources(addresses: Sequence[str]) -> set[str] | None:
     return {path.partition("?")[0].replace("://", "/").rstrip("/") for path in addresses}
 
 
+# Mixtures: several training files with weights.
+
+
+def share_names(data: DataConfig) -> list[str]:
+    """Names of the entries of `data.train_files` in metrics, one each.
+
+    Example:
+        >>> share_names(DataConfig(train_files=("a/sums.jsonl", "arithmetic://sum?digits=2")))
+        ['sums.jsonl', 'sum_digits_2']
+    """
+    given = data.train_names or data.train_files
+    names = [re.sub(r"[^\w.-]+", "_", path.rstrip("/").rpartition("/")[2]) for path in given]
+    return [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names)]
+
+
+def mixture_faults(data: DataConfig) -> Iterator[tuple[str, str, str]]:
+    """(key, reason, fix) of what is wrong with weights, names and counts of files.
+
+    Example:
+        >>> list(mixture_faults(DataConfig(train_files=("a",), train_weights=(-1,))))
+        [('train_weights', 'a weight is negative', 'give 0 or more')]
+    """
+    lists = {
+        "train_weights": data.train_weights,
+        "train_file_samples": data.train_file_samples,
+        "train_names": data.train_names,
+    }
+    files = len(data.train_files)
+    for key, values in lists.items():
+        if values and len(values) != files:
+            why = f"it has {len(values)} values, and data.train_files has {files} entries"
+            yield key, why, "give one value for every entry"
+    if any(weight < 0 for weight in data.train_weights):
+        yield "train_weights", "a weight is negative", "give 0 or more"
+    elif data.train_weights and not any(data.train_weights):
+        yield "train_weights", "all of them are 0: no row would be taken", "raise one"
+    if any(most == 0 or most < -1 for most in data.train_file_samples):
+        yield "train_file_samples", "no row of a file would be left", "give -1 or 1 and more"
+    if len(set(data.train_names)) < len(data.train_names):
+        yield "train_names", "two entries have the same name", "give each a name of its own"
+
+
 # The text of `data.prompt_template`: which columns it names, and what it says with them filled
 # in.
 #

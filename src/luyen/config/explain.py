@@ -8,6 +8,7 @@ from luyen.config.catalog import KL_KINDS
 from luyen.config.fields import FieldInfo, all_blocks, all_fields, children
 from luyen.config.loader import aliases
 from luyen.config.loader.aliases import FOREIGN, STAGES
+from luyen.config.loader.deprecated import DEPRECATED
 from luyen.config.plugins import LOGGERS, PluginRegistry
 from luyen.config.problem import TEXT_FINDINGS, TEXT_SEVERITIES
 from luyen.config.rules.all import RULES
@@ -131,6 +132,9 @@ def explain(name: str) -> str:
         return f"{rule.id} ({rule.severity})\n  {rule.doc}"
     if name.upper() in TEXT_FINDINGS:
         return f"{name.upper()}\n  {TEXT_FINDINGS[name.upper()]}"
+    if name in DEPRECATED:
+        entry = DEPRECATED[name]
+        return f"{name}\n  The old name of `{entry.new}`; version {entry.ends} does not read it."
     if name in aliases.MOOT:
         accepted, reason = aliases.MOOT[name]
         only = " or ".join(repr(value) for value in accepted)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from luyen.base.system import cores, memory_bytes
+
 _GIB = 1024**3
 
 
@@ -45,15 +47,8 @@ class Machine:
 
 def this_machine() -> Machine:
     """The machine this process runs on."""
-    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cores = (
-        len(os.sched_getaffinity(0))
-        if os.name == "posix" and os.uname().sysname == "Linux"
-        else os.cpu_count()
-    )
-    return Machine(
-        cpus=cores or 1, ram_bytes=ram, gpu_bytes=_gpu_memory(), has_bf16=_has_bf16(_CPUINFO)
-    )
+    gpus, has_bf16 = _gpu_memory(), _has_bf16(_CPUINFO)
+    return Machine(cpus=cores(), ram_bytes=memory_bytes(), gpu_bytes=gpus, has_bf16=has_bf16)
 
 
 _CPUINFO = Path("/proc/cpuinfo")

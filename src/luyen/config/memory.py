@@ -16,13 +16,14 @@ from luyen.config.model_memory import (
     PassMemory,
     PassTokens,
     StaticMemory,
+    critic_bytes,
     is_offloaded,
     pool_share,
     static_memory,
     trainable,
 )
 from luyen.config.plan import BatchPlan, Placement, reward_pool
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.run import RunConfig
 
 # The reward model on one device.
@@ -209,8 +210,7 @@ def _pools(
         yield _largest("reference", {"reference": weights * width // share}, moments)
     if where.critic_pool is not None:
         share = pool_share(config, where.critic_pool)
-        # Passes of bf16 read rounded weights; masters and both moments are fp32.
-        kept = weights * (3 * _FP32 + (width if share == 1 and width == 2 else 0)) // share
+        kept = critic_bytes(config, shape, width=width, share=share)
         passes = {"gradients": weights * _FP32 // share, "activations": largest.forward_bytes()}
         yield _largest("critic", {"critic": kept}, (passes,))
 

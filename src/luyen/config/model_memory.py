@@ -9,6 +9,7 @@ from math import ceil
 from typing import final
 
 from luyen.config.model_folder.config_json import ModelShape, read_shape
+from luyen.config.optimizer_memory import adapter_tensors, moment_bytes, whole_tensors
 from luyen.config.plan import (
     BatchPlan,
     Placement,
@@ -16,10 +17,11 @@ from luyen.config.plan import (
     has_teacher,
     needs_reference,
 )
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.run import RunConfig
 
 _FP32 = 4
+_BLOCK_4BIT = 64
 _CHUNK = {"cuda": 1 << 27, "cpu, fused": 1 << 23, "cpu": 1 << 24}
 """Logits that exist at once."""
 
@@ -45,18 +47,18 @@ class PassTokens:
 
     @classmethod
     def of(cls, config: RunConfig, batch: BatchPlan) -> "PassTokens":
-        """Those of the largest micro-batch: whole groups where they fit."""
+        """Those of a device in the largest micro-batch: whole groups where they fit."""
         data, samples = config.data, batch.samples_per_prompt
         most = max(1, batch.micro_batch_tokens // batch.longest_sequence)
         sequences = most // samples * samples if most >= samples else most
         prompts = ceil(sequences / samples) * data.max_prompt_length
         scored = sequences * data.max_response_length
-        longest = batch.longest_sequence
+        longest, ranks = batch.longest_sequence, batch.ranks_per_shard
         return cls(
-            packed=sequences * longest,
-            padded=sequences * padded_length(longest),
-            computed=prompts + scored,
-            scored=scored,
+            packed=ceil(sequences * longest / ranks),
+            padded=ceil(sequences * padded_length(longest) / ranks),
+            computed=ceil((prompts + scored) / ranks),
+            scored=ceil(scored / ranks),
         )
 
 
@@ -229,7 +231,7 @@ def static_memory(
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     # A single process trains and generates with the same tensors; Ray workers need their own.
     has_copies = where.runtime == "ray" and config.trainer.stage == "rl"
-    generation = {"replica": _whole(config, shape) * width} if has_copies else {}
+    generation = {"replica": _weight_bytes(config, shape, width)} if has_copies else {}
     versions = count_weight_versions(config.trainer) - (1 if has_copies else 0)
     if config.trainer.max_staleness > 0 and config.trainer.stage == "rl" and versions:
         generation["versions"] = versions * trainable(config, shape) * width
@@ -261,23 +263,68 @@ def is_offloaded(config: RunConfig, where: Placement) -> bool:
 
 def trainable(config: RunConfig, shape: ModelShape) -> int:
     """Weights that learn."""
-    rank = config.actor_rollout_ref.model.lora_rank
-    return shape.lora_parameters(rank) if rank else shape.parameters()
+    model = config.actor_rollout_ref.model
+    if model.lora_rank == 0:
+        return shape.parameters()
+    return shape.lora_parameters(model.lora_rank, has_norms=model.use_dora)
 
 
-def _whole(config: RunConfig, shape: ModelShape) -> int:
+def _weight_bytes(config: RunConfig, shape: ModelShape, width: int) -> int:
+    """Bytes of the policy's weights on one device, adapter included."""
+    model = config.actor_rollout_ref.model
+    adapter = trainable(config, shape) if model.lora_rank else 0
+    # A DoRA layer makes its weight with the adapter, the adapter's and an identity, for the norms.
+    largest = shape.hidden * max(shape.intermediate, shape.heads * shape.head_dim)
+    if model.quantization == "none":
+        made = shape.intermediate**2 + 3 * largest if model.lora_rank and model.use_dora else 0
+        return (shape.parameters() + adapter + made) * width
+    # Norms are no linear layers, and experts are stacked in one tensor, which stays as it is.
+    norms = 2 * shape.hidden
+    experts = 3 * shape.hidden * shape.intermediate * shape.experts if shape.experts > 1 else 0
+    linear = shape.layers * (shape.layer_parameters() - norms - experts)
+    # Half a byte and a scale for each block of 64: fp32, or 8 bits with fp32 for 256 of them.
+    blocks = ceil(linear / _BLOCK_4BIT)
+    scales = blocks + _FP32 * ceil(blocks / 256) if model.double_quantization else _FP32 * blocks
+    rest = shape.parameters() - linear
+    # Adapters of 4-bit weights are fp32; one weight at a time is restored for its product.
+    return linear // 2 + scales + (rest + largest) * width + adapter * _FP32
+
+
+def _frozen_whole(config: RunConfig, shape: ModelShape) -> int:
     rank = config.actor_rollout_ref.model.lora_rank
-    return shape.parameters() + (shape.lora_parameters(rank) if rank else 0)
+    return shape.parameters() if rank else 0
+
+
+def _moments(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes of the actor's moments."""
+    model = config.actor_rollout_ref.model
+    tensors = (
+        adapter_tensors(shape, model.lora_rank, has_norms=model.use_dora)
+        if model.lora_rank
+        else whole_tensors(shape)
+    )
+    return moment_bytes(config.actor_rollout_ref.actor.optim, tensors)
+
+
+def critic_bytes(config: RunConfig, shape: ModelShape, *, width: int, share: int) -> int:
+    """Bytes of a critic and its optimizer on one of `share` devices.
+
+    Passes of bf16 read rounded weights; masters are fp32, and shards of any type are masters.
+    """
+    weight = _FP32 + (width if share == 1 and width == 2 else 0)
+    moments = moment_bytes(config.critic.optim, whole_tensors(shape))
+    return (shape.parameters() * weight + moments) // share
 
 
 def _alone(config: RunConfig, shape: ModelShape, where: Placement, width: int) -> dict[str, int]:
-    # With bf16 the optimizer holds fp32 master weights in addition to its two moments.
-    moments = (3 if width == 2 else 2) * _FP32
+    # With bf16 the optimizer holds fp32 master weights in addition to its moments.
+    is_quantized = config.actor_rollout_ref.model.quantization != "none"
+    masters = trainable(config, shape) * _FP32 if width == 2 and not is_quantized else 0
     parts = {
-        "weights": _whole(config, shape) * width,
-        "optimizer": trainable(config, shape) * moments,
+        "weights": _weight_bytes(config, shape, width),
+        "optimizer": masters + _moments(config, shape),
     }
-    parts |= _frozen_models(config, shape, where, frozen=width, learning=width + moments, share=1)
+    parts |= _frozen_models(config, shape, where, width=width, share=1)
     if config.trainer.async_save and where.device == "cpu":
         # On a GPU the copy is in host memory, which is not planned here.
         learned = trainable(config, shape) * width + parts["optimizer"]
@@ -293,12 +340,12 @@ def _sharded(
     The two moments come on top.
     """
     learning = trainable(config, shape)
-    frozen = _whole(config, shape) - learning
+    frozen = _frozen_whole(config, shape)
     parts = {
         "weights": (learning * _FP32 + frozen * width) // share,
-        "optimizer": learning * 2 * _FP32 // share,
+        "optimizer": _moments(config, shape) // share,
     }
-    parts |= _frozen_models(config, shape, where, frozen=width, learning=3 * _FP32, share=share)
+    parts |= _frozen_models(config, shape, where, width=width, share=share)
     if config.trainer.async_save and where.device == "cpu":
         parts["checkpoint"] = learning * 3 * _FP32 // share + parts.get("critic", 0)
     return parts
@@ -309,19 +356,18 @@ def _frozen_models(
     shape: ModelShape,
     where: Placement,
     *,
-    frozen: int,
-    learning: int,
+    width: int,
     share: int,
 ) -> dict[str, int]:
-    """Reference, critic and teacher, at so many bytes a weight."""
+    """Reference, critic and teacher; those that do not learn have `width` bytes a weight."""
     parts: dict[str, int] = {}
     is_lora = config.actor_rollout_ref.model.lora_rank > 0
     if needs_reference(config) and not is_lora and where.reference_pool is None:
-        parts["reference"] = shape.parameters() * frozen // share
+        parts["reference"] = shape.parameters() * width // share
     if any(role.name == "critic" for role in where.roles) and where.critic_pool is None:
-        parts["critic"] = shape.parameters() * learning // share
+        parts["critic"] = critic_bytes(config, shape, width=width, share=share)
     if has_teacher(config):
-        parts["teacher"] = _teacher(config, shape).parameters() * frozen // share
+        parts["teacher"] = _teacher(config, shape).parameters() * width // share
     return parts
 
 

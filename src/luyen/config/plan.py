@@ -62,6 +62,11 @@ def rows_need_reference(config: RunConfig) -> bool:
     return any(facts is None or facts.reference for facts in losses)
 
 
+def ranks_per_shard(config: RunConfig) -> int:
+    """Ranks that compute each sequence together."""
+    return config.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size
+
+
 WHOLE_ENGINES = ("native", "hf")
 """Rollout engines that hold the whole model on each device."""
 
@@ -87,12 +92,14 @@ class BatchPlan:
     """Parts of a step that each end in an optimizer step."""
     mini_batch_rollouts: int
     """Rollouts of one optimizer step, over all devices."""
+    ranks_per_shard: int
+    """Devices that compute each sequence together (sequence parallelism)."""
     device_rollouts: int
-    """Rollouts of one optimizer step on one device, rounded up."""
+    """Rollouts of one optimizer step on such devices, rounded up."""
     longest_sequence: int
     """Most tokens of one sequence."""
     micro_batch_tokens: int
-    """Most tokens of one forward pass on one device."""
+    """Most tokens of one forward pass, over the devices that share it."""
     micro_batches: int
     """Forward passes of one optimizer step on one device, at the longest sequences."""
     epochs: int
@@ -122,12 +129,13 @@ def plan_batches(
     prompts = data.train_batch_size if is_offline else actor.ppo_mini_batch_size
     rollouts = data.train_batch_size * samples
     mini_batches = max(1, data.train_batch_size // prompts)
-    per_mini = min(prompts, data.train_batch_size) * samples
-    per_device = ceil(per_mini / world_size)
+    per_mini, shared = min(prompts, data.train_batch_size) * samples, ranks_per_shard(config)
+    per_device = ceil(per_mini / max(1, world_size // shared))
     longest = data.max_prompt_length + data.max_response_length
     if actor.use_dynamic_bsz:
-        tokens = min(actor.ppo_max_token_len_per_gpu, per_device * longest)
-        micro_batches = ceil(per_device / max(1, actor.ppo_max_token_len_per_gpu // longest))
+        budget = shared * actor.ppo_max_token_len_per_gpu
+        tokens = min(budget, per_device * longest)
+        micro_batches = ceil(per_device / max(1, budget // longest))
     else:
         sequences = min(actor.ppo_micro_batch_size_per_gpu or 1, per_device)
         tokens = sequences * longest
@@ -138,6 +146,7 @@ def plan_batches(
         rollouts=rollouts,
         mini_batches=mini_batches,
         mini_batch_rollouts=per_mini,
+        ranks_per_shard=shared,
         device_rollouts=per_device,
         longest_sequence=longest,
         micro_batch_tokens=tokens,

@@ -70,7 +70,7 @@ class Problem:
         }
 
 
-# C: findings about the text of a configuration itself, before any rule looks at values.
+# Findings about the text of a configuration itself, before any rule looks at values.
 
 TEXT_FINDINGS: dict[str, str] = {
     "C001": "The file is valid YAML and holds keys and values.",
@@ -89,8 +89,9 @@ TEXT_FINDINGS: dict[str, str] = {
     "C014": "A pipeline lists stages by name, each with keys of its own and a run directory.",
     "C015": "A path is relative to the file that names it, not to the working directory.",
     "C016": "Other names for keys, stages and losses are read as ours; two names never disagree.",
+    "A16": "A key under its name in an earlier version is read once more, with a warning.",
     "C020": "No address has a mask in the place of its password, as in a run's config.yaml.",
 }
 
-TEXT_SEVERITIES: dict[str, str] = {"C012": "note", "C015": "note", "C016": "note"}
+TEXT_SEVERITIES: dict[str, str] = {"C012": "note", "C015": "note", "C016": "note", "A16": "warning"}
 """Findings that are no errors."""

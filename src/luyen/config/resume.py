@@ -21,6 +21,7 @@ from luyen.config.loader.parse import masked_values, stored_values
 from luyen.config.loader.paths import FILES, MODELS, start_folder, whole
 from luyen.config.loader.tree import ConfigTree, nested, value_in
 from luyen.config.named_files import named_files
+from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.config.schema.run import RunConfig
 from luyen.telemetry.artifacts import NAME, current, hash_files, hash_of, read_artifacts
 
@@ -39,6 +40,8 @@ MAY_CHANGE: Mapping[Kind, tuple[str, ...]] = {
     ),
     "records": (
         "trainer.logger",
+        "trainer.log_train_generations",
+        "trainer.log_val_generations",
         "trainer.watchdog",
         "trainer.timeouts",
         "trainer.profile",
@@ -49,7 +52,11 @@ MAY_CHANGE: Mapping[Kind, tuple[str, ...]] = {
         "trainer.best_metric",
         "trainer.best_mode",
     ),
-    "length": ("trainer.total_training_steps", "trainer.total_epochs"),
+    "length": (
+        "trainer.total_training_steps",
+        "trainer.total_epochs",
+        "trainer.early_stopping",
+    ),
     "validation": (
         "data.val_files",
         "data.val_max_samples",
@@ -57,7 +64,13 @@ MAY_CHANGE: Mapping[Kind, tuple[str, ...]] = {
         "trainer.val_before_train",
         f"{_ARR}.rollout.val_kwargs",
     ),
-    "optimizer": (f"{_ARR}.actor.optim", "critic.optim"),
+    # The state of another optimizer (name) does not fit, so that its name stays.
+    "optimizer": tuple(
+        f"{side}.optim.{name}"
+        for side in (f"{_ARR}.actor", "critic")
+        for name in OptimConfig.model_fields
+        if name != "name"
+    ),
     "sampling": (
         "data.max_response_length",
         f"{_ARR}.rollout.temperature",

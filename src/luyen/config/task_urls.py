@@ -84,6 +84,9 @@ def parse_task_url(text: str) -> TaskUrl:
     scheme, _, rest = text.partition("://")
     name, _, written = rest.partition("?")
     pairs = parse_qsl(written, keep_blank_values=True)
+    if scheme == "hf":
+        name, short = _short_form(name)
+        pairs = [*short, *pairs]
     url = TaskUrl(text=text, scheme=scheme, name=name.strip("/"), query=dict(pairs))
     twice = sorted({key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1})
     if twice:
@@ -92,6 +95,19 @@ def parse_task_url(text: str) -> TaskUrl:
     if empty:
         raise url.error(f"`{empty[0]}` has no value", f"write {empty[0]}=VALUE, or drop it")
     return url
+
+
+def _short_form(name: str) -> tuple[str, list[tuple[str, str]]]:
+    """Name of a dataset, and what `OWNER/NAME@REVISION:SPLIT` says besides it.
+
+    Example:
+        >>> _short_form("org/rows@v1:test")
+        ('org/rows', [('revision', 'v1'), ('split', 'test')])
+    """
+    rest, colon, split = name.partition(":")
+    plain, at, revision = rest.partition("@")
+    said = [("revision", revision)] if at else []
+    return plain, [*said, *([("split", split)] if colon else [])]
 
 
 # Addresses of `arithmetic://`, and the split into train and held-out operands.

@@ -27,7 +27,10 @@ NAME = "signature.json"
 SCHEMA = 1
 _MISSING = "missing"
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
-_FIX = "look at its config.yaml and at what that names, then give --trust; or make the run yourself"
+_FIX = (
+    "look at its config.yaml and at what that names, then give --trust (in Python trust=True); "
+    "or make the run yourself"
+)
 
 
 class UnsignedRun(UserWarning):

@@ -1,11 +1,14 @@
 """Builds the data of a run from the `data` block: rows, filters, sampler, renderer."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from luyen.base.errors import UserError, did_you_mean
+from luyen.base.records import Prompt
+from luyen.config.dataset_facts import share_names
 from luyen.config.schema.data import DataConfig
 from luyen.data.filters import (
     drop_duplicates,
@@ -18,6 +21,7 @@ from luyen.data.render import Renderer
 from luyen.data.rows import Columns, Frame
 from luyen.data.samplers import Sampler, samplers
 from luyen.data.samplers.custom import load_sampler_class, make_sampler
+from luyen.data.samplers.orders import Mixture
 from luyen.data.sources import Dataset, Offered, load_dataset, with_tools
 from luyen.data.tokenizer import Tokenizer
 
@@ -45,6 +49,15 @@ class TrainData:
     """How messages become tokens."""
     num_leaked: int
     """Validation prompts that are also trained on."""
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Prompt -> name of its file in metrics; empty: no shares are recorded."""
+
+    def shares(self, uids: Iterable[str]) -> dict[str, float]:
+        """Metrics `data/share/NAME` of prompts that were taken; empty without `names`."""
+        taken = Counter(self.names[uid] for uid in uids if uid in self.names)
+        total = taken.total()
+        names = sorted(set(self.names.values())) if total else ()
+        return {f"data/share/{name}": taken[name] / total for name in names}
 
     def notes(self) -> list[str]:
         """What the user should know about the rows, one line each."""
@@ -76,14 +89,13 @@ def build_data(
     gets: rows only choose.
     """
     renderer = Renderer(tokenizer, template_kwargs=data.apply_chat_template_kwargs)
-    columns = Columns(
-        prompt=data.prompt_key,
-        data_source=data.reward_fn_key,
-        ground_truth=data.ground_truth_key,
-        string_prompts=data.string_prompts,
-        frame=frame_of(data),
+    columns = columns_of(data)
+    train = load_dataset(
+        data.train_files,
+        columns,
+        most=data.train_max_samples,
+        most_of=data.train_file_samples,
     )
-    train = load_dataset(data.train_files, columns, most=data.train_max_samples)
     train = with_tools(train, offered) if offered is not None else train
     train = drop_duplicates(train) if data.filter_duplicates else train
     train = _prepared(train, data, renderer, "data.train_files")
@@ -101,6 +113,40 @@ def build_data(
         sampler=build_sampler(data, train, seed=seed),
         renderer=renderer,
         num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
+        names=prompt_names(data, train),
+    )
+
+
+def prompt_names(data: DataConfig, dataset: Dataset) -> dict[str, str]:
+    """Prompt -> name of its file in metrics; empty where no file has a weight or a name."""
+    if not data.train_weights and not data.train_names:
+        return {}
+    names = share_names(data)
+    pairs = zip(dataset.prompts, dataset.files, strict=True)
+    return {prompt.uid: names[file] for prompt, file in pairs}
+
+
+def load_prompts(files: Sequence[str], data: DataConfig, *, most: int) -> tuple[Prompt, ...]:
+    """Rows as prompts in their order, however long they are: no tokenizer measures them.
+
+    `most`: at most so many rows; -1: all.
+    """
+    dataset = drop_empty(load_dataset(files, columns_of(data), most=most, field="data.val_files"))
+    _check_who_speaks(dataset)
+    if not dataset.prompts:
+        fix = "give rows that have a prompt"
+        raise UserError("data.val_files", _addresses(dataset), "no row is left", fix)
+    return dataset.prompts
+
+
+def columns_of(data: DataConfig) -> Columns:
+    """Which columns of a row are read, and how."""
+    return Columns(
+        prompt=data.prompt_key,
+        data_source=data.reward_fn_key,
+        ground_truth=data.ground_truth_key,
+        string_prompts=data.string_prompts,
+        frame=frame_of(data),
     )
 
 
@@ -110,8 +156,11 @@ def frame_of(data: DataConfig) -> Frame:
 
 
 def build_sampler(data: DataConfig, dataset: Dataset, *, seed: int = 0) -> Sampler:
-    """The sampler that the block names, over the rows that are left."""
+    """The sampler that the block names, over the rows that are left; with weights, a mixture."""
     sampler = data.sampler
+    if data.train_weights:
+        own = data.seed if data.seed is not None else seed
+        return Mixture(dataset.files, weights=data.train_weights, seed=own)
     if sampler.class_path is not None and sampler.class_name is not None:
         make: Callable[..., Any] = load_sampler_class(sampler.class_path, sampler.class_name)
     else:

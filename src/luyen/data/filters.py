@@ -158,15 +158,16 @@ def _overlong(prompt: Prompt, renderer: Renderer, most: int) -> str | None:
 
 
 def _keep(dataset: Dataset, name: str, wanted: Callable[[Prompt, str], bool]) -> Dataset:
-    pairs = [
-        (prompt, origin)
-        for prompt, origin in zip(dataset.prompts, dataset.origins, strict=True)
-        if wanted(prompt, origin)
+    rows = [
+        row
+        for row in zip(dataset.prompts, dataset.origins, dataset.files, strict=True)
+        if wanted(row[0], row[1])
     ]
-    dropped = len(dataset.prompts) - len(pairs)
+    dropped = len(dataset.prompts) - len(rows)
     return replace(
         dataset,
-        prompts=tuple(prompt for prompt, _ in pairs),
-        origins=tuple(origin for _, origin in pairs),
+        prompts=tuple(prompt for prompt, _, _ in rows),
+        origins=tuple(origin for _, origin, _ in rows),
+        files=tuple(file for _, _, file in rows),
         counts={**dataset.counts} | ({name: dropped} if dropped else {}),
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast, final
@@ -10,9 +10,15 @@ from typing import Any, Generic, TypeVar, cast, final
 from luyen.base.errors import UserError
 from luyen.base.records import Message, Prompt, make_prompt
 from luyen.config.schema.data import DataConfig
-from luyen.data.build import TrainData, build_sampler, check_tools_are_rendered, frame_of
+from luyen.data.build import (
+    TrainData,
+    build_sampler,
+    check_tools_are_rendered,
+    frame_of,
+    prompt_names,
+)
 from luyen.data.formats.detect import FORMS, Kind
-from luyen.data.formats.read import FILE, PromptOptions, open_rows
+from luyen.data.formats.read import FILE, PromptOptions, RowReader, open_rows
 from luyen.data.formats.records import (
     AnyRow,
     ConversationRow,
@@ -29,7 +35,8 @@ from luyen.data.formats.render import (
 )
 from luyen.data.messages import find_markers
 from luyen.data.render import Renderer
-from luyen.data.sources import Dataset, RowSource, about
+from luyen.data.rows import RowAt
+from luyen.data.sources import Dataset, RowSource, about, rows_wanted
 from luyen.data.tokenizer import Tokenizer
 
 # Lengths: tokens of a row's longest sequence, and whether it has anything to learn.
@@ -164,7 +171,9 @@ def build_offline_data(
     renderer = Renderer(tokenizer, template_kwargs=data.apply_chat_template_kwargs)
     load = partial(_load, data, kinds=kinds, renderer=renderer, columns=columns)
     with about("data.train_files", FILE):
-        rows, train = load(data.train_files, data.train_max_samples, "train")
+        rows, train = load(
+            data.train_files, data.train_max_samples, "train", data.train_file_samples
+        )
     val_rows: tuple[list[Any], Dataset | None] = ([], None)
     if data.val_files:
         with about("data.val_files", FILE):
@@ -177,6 +186,7 @@ def build_offline_data(
         sampler=build_sampler(data, train, seed=seed),
         renderer=renderer,
         num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
+        names=prompt_names(data, train),
     )
     return OfflineData(train=tuple(rows), validation=tuple(val_rows[0]), given=given)
 
@@ -186,41 +196,56 @@ def _load(
     files: Sequence[str],
     most: int,
     of: str,
+    most_of: Sequence[int] = (),
     *,
     kinds: Sequence[Kind],
     renderer: Renderer,
     columns: Sequence[str],
 ) -> tuple[list[Any], Dataset]:
     rows: list[Any] = []
-    prompts, origins, sources = list[Prompt](), list[str](), list[RowSource]()
+    prompts, origins, sources, places = list[Prompt](), list[str](), list[RowSource](), list[int]()
     counts: dict[str, int] = {}
     options = PromptOptions(frame=frame_of(data))
-    for address in files:
+    for place, address in enumerate(files):
         reading = open_rows(address, string_prompts=data.string_prompts, prompts=options)
         _require_kind(address, reading.format.kind, kinds)
         digest, first = hashlib.blake2b(digest_size=_DIGEST), len(rows)
-        for at, row in reading:
-            digest.update(json.dumps(asdict(row), sort_keys=True, default=str).encode())
-            if 0 <= most <= len(rows):
-                continue
+        wanted = rows_wanted(most, most_of, place, have=first)
+        for at, row in _first_of(reading, wanted, digest.update):
             rows.append(as_conversation(row) if isinstance(row, Prompt) else row)
             prompts.append(as_prompt(rows[-1], data.reward_fn_key, columns))
             origins.append(str(at))
-        if not reading.counts["read"]:
-            raise UserError(FILE, address, "there are no rows in it", "add rows")
+            places.append(place)
         read = reading.counts["read"]
+        if not read:
+            raise UserError(FILE, address, "there are no rows in it", "add rows")
         sources.append(RowSource(address=address, rows=read, fingerprint=digest.hexdigest()))
         counts["read"] = counts.get("read", 0) + len(rows) - first
-    together = "".join(source.fingerprint for source in sources)
     dataset = Dataset(
         prompts=tuple(prompts),
         origins=tuple(origins),
         sources=tuple(sources),
-        fingerprint=hashlib.blake2b(together.encode(), digest_size=_DIGEST).hexdigest(),
+        fingerprint=_fingerprint(sources),
         counts=counts,
+        files=tuple(places),
     )
     check_tools_are_rendered(dataset, renderer)
     return _filtered(data, rows, dataset, renderer, of)
+
+
+def _first_of(
+    reading: RowReader[Any], wanted: float, hashed: Callable[[bytes], None]
+) -> Iterator[tuple[RowAt, Any]]:
+    """The first `wanted` rows of a file; all of its rows are read and hashed."""
+    for number, (at, row) in enumerate(reading):
+        hashed(json.dumps(asdict(row), sort_keys=True, default=str).encode())
+        if number < wanted:
+            yield at, row
+
+
+def _fingerprint(sources: Sequence[RowSource]) -> str:
+    together = "".join(source.fingerprint for source in sources)
+    return hashlib.blake2b(together.encode(), digest_size=_DIGEST).hexdigest()
 
 
 def _more_room(dropped: Mapping[str, int], limit: int) -> str:
@@ -259,6 +284,7 @@ def _filtered(
         dataset,
         prompts=tuple(dataset.prompts[i] for i in kept),
         origins=tuple(dataset.origins[i] for i in kept),
+        files=tuple(dataset.files[i] for i in kept),
         counts={**dataset.counts, **dropped},
     )
     if not kept:

@@ -250,9 +250,12 @@ class Dataset:
     """Rows read, and rows that each filter dropped or changed."""
     markers: tuple[MarkerHit, ...] = ()
     """Template markers found inside rows."""
+    files: tuple[int, ...] = ()
+    """Of each prompt, the place of its file or address in `sources`."""
 
     def __post_init__(self) -> None:
         assert len(self.prompts) == len(self.origins), "a prompt without an origin"
+        assert len(self.prompts) == len(self.files), "a prompt without a file"
 
 
 def load_dataset(
@@ -260,14 +263,28 @@ def load_dataset(
     columns: Columns | None = None,
     *,
     most: int = -1,
+    most_of: Sequence[int] = (),
     field: str = FIELD,
 ) -> Dataset:
     """Every row of the files and addresses as a prompt, or at most the first `most`.
 
-    `field` is the key that names them: errors name it.
+    `most_of` says for each address how many of its first rows count; -1: all. `field` is the key
+    that names them: errors name it.
     """
     with about(field):
-        return _load(addresses, columns or Columns(), most)
+        return _load(addresses, columns or Columns(), most, most_of)
+
+
+def rows_wanted(most: int, most_of: Sequence[int], file: int, *, have: int) -> float:
+    """Rows that may still come from the address number `file`, where `have` are there already.
+
+    Example:
+        >>> rows_wanted(10, (4, -1), 0, have=0), rows_wanted(10, (4, -1), 1, have=4)
+        (4, 6)
+    """
+    left = most - have if most >= 0 else float("inf")
+    own = most_of[file] if file < len(most_of) and most_of[file] >= 0 else float("inf")
+    return min(left, own)
 
 
 @contextmanager
@@ -281,21 +298,24 @@ def about(field: str, unnamed: str = FIELD) -> Generator[None]:
         raise UserError(field, error.value, error.why, error.fix) from error
 
 
-def _load(addresses: Sequence[str], chosen: Columns, most: int) -> Dataset:
+def _load(addresses: Sequence[str], chosen: Columns, most: int, most_of: Sequence[int]) -> Dataset:
     prompts: list[Prompt] = []
     origins: list[str] = []
+    files: list[int] = []
     sources: list[RowSource] = []
     wrapped = 0
-    for address in addresses:
+    for place, address in enumerate(addresses):
+        wanted = rows_wanted(most, most_of, place, have=len(prompts))
         digest, count = hashlib.blake2b(digest_size=16), 0
         for file, number, row in list(raw_rows(address)):  # a torn file first
             count += 1
             at = RowAt(file=file, number=number)
             check_plain(row if is_object(row) else {"row": row}, at)
             digest.update(_canonical_text(row).encode())
-            if most >= 0 and len(prompts) >= most:
+            if count > wanted:
                 continue
             prompts.append(read_row(row, at, chosen))
+            files.append(place)
             origins.append(str(at))
             wrapped += is_plain_text(row, chosen)
         if not count:
@@ -314,6 +334,7 @@ def _load(addresses: Sequence[str], chosen: Columns, most: int) -> Dataset:
         sources=tuple(sources),
         fingerprint=hashlib.blake2b(together.encode(), digest_size=16).hexdigest(),
         counts=counts | ({"plain text made a user message": wrapped} if wrapped else {}),
+        files=tuple(files),
     )
 
 

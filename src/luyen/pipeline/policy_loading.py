@@ -18,10 +18,11 @@ from luyen.checkpoint.tensors import load_state
 from luyen.config.loader.load import load
 from luyen.config.loader.parse import parse, remember_secrets
 from luyen.config.machine import this_machine
-from luyen.config.model_folder.check import demand_adapter_config, sound
+from luyen.config.model_folder.check import demand_adapter_config, sound, trained_settings
 from luyen.config.model_folder.files import path_fault
 from luyen.config.plan import plan_placement
-from luyen.config.schema.actor_rollout_ref import ModelConfig, ValKwargsConfig
+from luyen.config.schema.actor_rollout_ref import ValKwargsConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.reward import RewardConfig
 from luyen.config.schema.run import RunConfig
 from luyen.config.trust import require_trust
@@ -148,10 +149,24 @@ def open_checkpoint(
     weights keep the dtype they were saved in; otherwise it is chosen for this machine. Another
     user's run that names code is refused unless `is_trusted`.
     """
+    config, found = checkpoint_config(path, overrides, files=files, is_trusted=is_trusted)
+    if found is None:
+        return _load(config, path, None, None, keep_dtype=keep_dtype)
+    weights: dict[str, Tensor] = load_state(found.path, "actor")
+    return _load(config, str(found.path), found.step, weights, keep_dtype=keep_dtype)
+
+
+def checkpoint_config(
+    path: str,
+    overrides: Sequence[str] = (),
+    *,
+    files: Sequence[Path] = (),
+    is_trusted: bool = False,
+) -> tuple[RunConfig, Checkpoint | None]:
+    """The configuration of what `open_checkpoint` would load, and its checkpoint if it has one."""
     found = find_checkpoint(path)
     if found is None:
-        config = read_config(files, [*_model_keys(path), *overrides])
-        return _load(config, path, None, None, keep_dtype=keep_dtype)
+        return read_config(files, [*_model_keys(path), *overrides]), None
     file = found.path.parent.parent / "config.yaml"
     if not file.is_file():
         why = f"a checkpoint holds weights, and what they are weights of stands in {file}"
@@ -164,8 +179,7 @@ def open_checkpoint(
         raise UserError(_FIELD, path, why, "give it to a run as reward.reward_model.model_path")
     if files:
         config = with_model_of(read_config(files, overrides), config)
-    weights: dict[str, Tensor] = load_state(found.path, "actor")
-    return _load(config, str(found.path), found.step, weights, keep_dtype=keep_dtype)
+    return config, found
 
 
 def open_initial_policy(config: RunConfig) -> LoadedPolicy:
@@ -235,7 +249,7 @@ def _model_keys(path: str) -> list[str]:
     return [
         f"{_PATH}.path={json.dumps(adapter['base_model_name_or_path'])}",
         f"{_PATH}.lora_rank={adapter['r']}",
-        f"{_PATH}.lora_alpha={adapter['lora_alpha']}",
+        *(f"{_PATH}.{k}={json.dumps(v)}" for k, v in trained_settings(adapter).items()),
         f"{_PATH}.target_modules={json.dumps(modules)}",
         f"{_PATH}.lora_adapter_path={json.dumps(path)}",
     ]

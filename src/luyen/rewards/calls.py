@@ -9,7 +9,8 @@ from importlib import import_module
 from time import perf_counter
 from typing import Any, Protocol, final
 
-from luyen.base.boundary import boundary, own_copy
+from luyen.base.boundary import MOST_ABANDONED, abandoned_count, boundary, own_copy
+from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
 from luyen.base.records import Rollout
 from luyen.rewards.counters import ScoringCounters
@@ -108,19 +109,40 @@ class InlineExecutor:
 async def attempt(
     function: Callable[..., Any], arguments: Mapping[str, Any], *, timeout_s: float
 ) -> tuple[ScoreOutcome | None, Any]:
-    """The fault of a call, if any, and what it returned; a coroutine gets a limited time."""
+    """The fault of a call, if any, and what it returned; a coroutine gets a limited time.
+
+    A coroutine that goes on after its time, although it was cancelled, is not waited for.
+    """
+    _refuse_more_abandoned(timeout_s)
     faults: list[BaseException] = []
     returned: Any = None
-    limit = asyncio.timeout(None)
     with boundary(faults):
         returned = function(**arguments)
-        if inspect.isawaitable(returned):
-            limit = asyncio.timeout(timeout_s)
-            async with limit:
-                returned = await returned
-    if limit.expired():
-        return ScoreOutcome(error=f"no score within {timeout_s:g} s (reward.timeout_s)"), None
+    if not faults and inspect.isawaitable(returned):
+        task = asyncio.ensure_future(_contained(returned, faults))
+        try:
+            await asyncio.wait({task}, timeout=timeout_s)
+        finally:
+            task.cancel()
+        if not task.done():
+            return ScoreOutcome(error=f"no score within {timeout_s:g} s (reward.timeout_s)"), None
+        if task.cancelled():
+            faults.append(RuntimeError("the coroutine cancelled itself"))
+        returned = None if faults else task.result()
     return (fault_of(faults) if faults else None), returned
+
+
+async def _contained(waiting: Awaitable[Any], faults: list[BaseException]) -> Any:
+    """What a coroutine returns; what it raises must not leave its task and end the event loop."""
+    with boundary(faults):
+        return await waiting
+
+
+def _refuse_more_abandoned(timeout_s: float) -> None:
+    if abandoned_count() >= MOST_ABANDONED:
+        why = f"{MOST_ABANDONED} coroutines of the reward went on after their time was up and they"
+        fix = "do not catch asyncio.CancelledError in the reward, or set reward_manager.name=prime"
+        raise UserError("reward.timeout_s", timeout_s, f"{why} were cancelled", fix)
 
 
 # Failures caused by the answer become a score; failures of the rule become a fault.

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import sys
 import threading
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import final
 
 from luyen.base.heartbeat import beat
+from luyen.base.system import limit_data
 from luyen.rewards.calls import ScoreCall, function_of, perform
 from luyen.rewards.outcome import ScoreOutcome
 from luyen.sandbox import pool as processes
@@ -80,8 +80,7 @@ def limit_process(memory_bytes: int | None) -> None:
     control(PR_SET_CHILD_SUBREAPER, 1)
     if memory_bytes is not None:
         # Memory that can be written, not addresses: accelerators reserve these by the terabyte.
-        with suppress(ValueError, OSError):  # a stricter limit is in force already
-            resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        limit_data(memory_bytes)
     limit_output(MOST_OUTPUT)
 
 

@@ -1,6 +1,5 @@
 """Reward functions of the user: loaded from a file once, called by our convention or TRL's."""
 
-import hashlib
 import importlib.util
 import inspect
 import sys
@@ -13,6 +12,7 @@ from typing import Any, SupportsIndex, cast, final
 from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError, did_you_mean
 from luyen.base.records import Prompt, Rollout, Source
+from luyen.base.user_modules import module_name
 
 
 def load_module(path: str, *, field: str) -> ModuleType:
@@ -21,9 +21,7 @@ def load_module(path: str, *, field: str) -> ModuleType:
     for module in list(sys.modules.values()):
         if vars(module).get("__file__") == str(file):
             return module
-    name = (
-        f"luyen_file_{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
-    )
+    name = module_name(file)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise UserError(field, path, "no such Python file", "correct the path")
@@ -34,6 +32,8 @@ def load_module(path: str, *, field: str) -> ModuleType:
         spec.loader.exec_module(module)
     if faults:
         sys.modules.pop(name, None)
+        if isinstance(faults[0], UserError):
+            raise faults[0]
         why = f"importing it failed: {last_line(faults[0])}"
         raise UserError(field, path, why, "correct the file") from faults[0]
     return module

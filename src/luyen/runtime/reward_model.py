@@ -7,7 +7,7 @@ from typing import final
 import torch
 
 from luyen.base.errors import UserError
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.reward import RewardModelConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
@@ -21,6 +21,9 @@ from luyen.rewards.reward_model import LearnedReward, ModelInput, Scorer, reader
 
 _BLOCK = "reward.reward_model"
 _PATH = f"{_BLOCK}.model_path"
+
+
+_BUDGET = "reward.reward_model.rollout.max_num_batched_tokens"
 
 
 @final
@@ -55,7 +58,9 @@ class LocalScorer:
         self._model = self._resting = None
 
     def _passes(self, batch: PackedBatch) -> Iterator[tuple[int, ...]]:
-        for part in by_tokens(batch.lengths, budget=self._max_tokens, groups=batch.labels()):
+        for part in by_tokens(
+            batch.lengths, budget=self._max_tokens, groups=batch.labels(), field=_BUDGET
+        ):
             for first in range(0, len(part), self._max_sequences):
                 yield tuple(part[first : first + self._max_sequences])
 

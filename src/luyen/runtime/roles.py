@@ -279,7 +279,7 @@ class Roles:
         """
         statistics = self._statistics(batch, objective, seed)
         prepared, numbers = prepare_update(batch, objective, statistics)
-        shards = split_batch(prepared, self.micro_batching.actor, ranks=self.workers.count)
+        shards = split_batch(prepared, self.micro_batching.actor, ranks=self.workers.shards)
         sync, gathering = self.weight_sync, None
         if is_last and sync is not None and self.rollout.alternates:
             done, gathering = self.workers.begin_each_and_gather(
@@ -303,7 +303,7 @@ class Roles:
             loss_scale_factor=micro_batching.value_scale,
         )
         prepared = batch.with_streams(**{LOSS_WEIGHT: weights})
-        shards = split_batch(prepared, micro_batching.critic, ranks=self._critic.count)
+        shards = split_batch(prepared, micro_batching.critic, ranks=self._critic.shards)
         return merge_updates(shards, self._critic.each(TrainWorker.update_critic, shards, lr=lr))
 
     def weight_digests(self) -> WeightDigests:
@@ -353,7 +353,7 @@ class Roles:
         self, batch: PackedBatch, passes: MicroBatching, workers: WorkerGroup
     ) -> list[BatchShard]:
         """Shards of the tokens alone: a pass without a loss reads no stream."""
-        return split_batch(replace(batch, streams={}), passes, ranks=workers.count)
+        return split_batch(replace(batch, streams={}), passes, ranks=workers.shards)
 
     def _statistics(
         self, batch: PackedBatch, objective: Objective, seed: int

@@ -22,7 +22,8 @@ from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import BatchShard
 from luyen.engine.critic import CriticEngine
 from luyen.engine.logprobs import FrozenPolicy, score_shard
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MASTERS, MasterOptimizer
+from luyen.engine.optimizers import first_moments
 from luyen.engine.sharded_state import (
     fitting_bucket,
     full_weights,
@@ -37,8 +38,6 @@ from luyen.models.lora import adapter_off
 from luyen.runtime.monitoring import ProcessTrace, TraceSpec
 from luyen.runtime.weights import Gathering
 
-_MOMENT = "exp_avg"
-
 
 def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """First moments, and weights with masters, out of a checkpoint's state.
@@ -49,12 +48,14 @@ def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], di
     moments: dict[str, Tensor] = {}
     weights: dict[str, Tensor] = {}
     for role, part in state.items():
-        if "adamw" not in part:
+        if MASTERS not in part:
             weights |= {f"{role}/{name}": tensor for name, tensor in part.items()}
             continue
-        for index, kept in part["adamw"]["state"].items():
-            moments[f"{role}/{index}/{_MOMENT}"] = kept[_MOMENT]
-        weights |= {f"{role}/masters/{i}": t for i, t in enumerate(part["masters"])}
+        for optimizer, own in part.items():
+            if optimizer != MASTERS:
+                found = first_moments(optimizer, own["state"])
+                moments |= {f"{role}/{name}": tensor for name, tensor in found.items()}
+        weights |= {f"{role}/masters/{i}": t for i, t in enumerate(part[MASTERS])}
     return moments, weights
 
 
@@ -213,7 +214,7 @@ class TrainWorker:
         if bucket:
             yield bucket
 
-    def _learners(self) -> Iterator[tuple[str, nn.Module, MasterAdamW]]:
+    def _learners(self) -> Iterator[tuple[str, nn.Module, MasterOptimizer]]:
         """Name, model and optimizer of every role here that learns."""
         if self._actor is not None:
             yield "actor", self._actor.policy, self._actor.optimizer
@@ -242,6 +243,13 @@ class WorkerGroup(ABC):
 
     count: int
     """Workers."""
+    ranks_per_shard: int = 1
+    """Workers that compute each shard of a batch together (sequence parallelism)."""
+
+    @property
+    def shards(self) -> int:
+        """Shards that a batch is split into."""
+        return self.count // self.ranks_per_shard
 
     def all(
         self,
@@ -259,7 +267,7 @@ class WorkerGroup(ABC):
         *arguments: P.args,
         **named: P.kwargs,
     ) -> list[R]:
-        """Call a method of every worker with its own part first; the results by rank."""
+        """Call a method of every worker with its shard first; the results by shard."""
         return self.begin_each(method, parts, *arguments, **named)()
 
     def begin_all(
@@ -279,7 +287,8 @@ class WorkerGroup(ABC):
         **named: P.kwargs,
     ) -> Results[R]:
         """Start `each`."""
-        return self._begin(method, [(part, *arguments) for part in parts], named)
+        done = self._begin(method, self._by_worker(parts, arguments), named)
+        return lambda: done()[:: self.ranks_per_shard]
 
     def begin_each_and_gather(
         self,
@@ -289,7 +298,12 @@ class WorkerGroup(ABC):
         **named: P.kwargs,
     ) -> tuple[Results[R], Gathering]:
         """`begin_each` and `gather` as one call: workers do not wait for the caller in between."""
-        return self._begin_and_gather(method, [(part, *arguments) for part in parts], named)
+        done, gathering = self._begin_and_gather(method, self._by_worker(parts, arguments), named)
+        return lambda: done()[:: self.ranks_per_shard], gathering
+
+    def _by_worker(self, parts: Sequence[Any], arguments: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Arguments of every worker; consecutive ones share a part."""
+        return [(part, *arguments) for part in parts for _ in range(self.ranks_per_shard)]
 
     @property
     @abstractmethod

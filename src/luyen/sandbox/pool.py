@@ -97,6 +97,8 @@ class Worker:
 
     def _has_ended(self) -> bool:
         """Whether it is dead. It is not reaped, so that its process group keeps its number."""
+        if "waitid" not in dir(os):  # Windows, and macOS with older versions of Python
+            return self._process.poll() is not None
         flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, self.pid, flags) is not None
 

@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import IO, Any, final
 
 from luyen.base.errors import UserError
+from luyen.base.system import flags
 from luyen.sandbox.launch import (
     Limits,
     SandboxFault,
@@ -110,7 +111,7 @@ def _read(line: str) -> Any:
 
 # Removal of a work directory: any depth, any mode, any file name.
 
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_RDONLY | flags("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC")
 
 
 def remove(work: str) -> None:

@@ -5,7 +5,6 @@ of a result.
 """
 
 import asyncio
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -27,6 +26,7 @@ from typing import Any
 
 from luyen.base.boundary import boundary, last_line
 from luyen.base.signals import reset_signals
+from luyen.base.user_modules import loaded_module, module_name
 from luyen.sandbox.calls import Call, Reply, within
 from luyen.sandbox.child.resources import kill_process_tree
 
@@ -45,8 +45,10 @@ def module_of(where: str) -> ModuleType:
     if not where.endswith(".py"):
         return importlib.import_module(where)
     file = Path(where).resolve()
-    mark = hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()
-    spec = importlib.util.spec_from_file_location(f"luyen_file_{file.stem}_{mark}", file)
+    held = loaded_module(file)
+    if held is not None:
+        return held
+    spec = importlib.util.spec_from_file_location(module_name(file), file)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(f"{where} is no Python file")
     module = importlib.util.module_from_spec(spec)
@@ -139,6 +141,9 @@ def limited_cpu(seconds: float) -> Generator[None]:
     The owner ends it long before. When that is gone, a call that never lets go of the interpreter,
     such as a search for a pattern, would keep `leave_with` from running for ever.
     """
+    if "setitimer" not in dir(signal):  # Windows
+        yield
+        return
     signal.setitimer(signal.ITIMER_PROF, (seconds + _MARGIN_S) * (os.cpu_count() or 1))
     try:
         yield

@@ -17,7 +17,7 @@ from luyen.config.schema.actor_rollout_ref import OptimConfig, RolloutConfig
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch import PackedBatch, flat_tensor, pack
 from luyen.engine.batch_shards import MicroBatching
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import build_optimizer
 from luyen.models.packed_attention import share_prompts
 from luyen.models.policy import Policy
 from luyen.rollout.engines import native
@@ -313,7 +313,7 @@ def measure_step(
     """Medians of several GRPO steps after one that warms up."""
     requests = work.requests(policy.head.vocabulary)
     engine = native(policy, rollout, longest=work.longest, decode=lambda _: "")
-    optimizer = MasterAdamW(policy.parameters(), OptimConfig(lr=_RATE))
+    optimizer = build_optimizer(policy, OptimConfig(lr=_RATE))
     actor = ActorEngine(policy, optimizer, MicroBatching(max_tokens=max_tokens), temperature=1.0)
     reset_peak(policy.device.type)
     steps = [_take_step(actor, engine, requests) for _ in range(rounds + 1)]

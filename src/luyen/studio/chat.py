@@ -58,27 +58,40 @@ class ChatSession:
         if prompt:
             self.messages.append({"role": "system", "content": prompt})
         self.tokens: list[int] = []
+        self.sampled = 0
+        """Tokens of the last answer."""
         self._turns = 0
         self._shown = ""
         self._show: Callable[[str], None] = lambda _: None
 
-    def say(self, text: str, *, show: Callable[[str], None] = lambda _: None) -> str:
-        """The policy's answer; `show` gets its pieces as they come."""
+    def say(
+        self,
+        text: str,
+        *,
+        show: Callable[[str], None] = lambda _: None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> str:
+        """The policy's answer; `show` gets its pieces as they come.
+
+        Temperature and length are those of the session unless given for this answer.
+        """
         user: Message = {"role": "user", "content": text}
         tokens = self._with(user)
-        room = min(self._most, self._limit - len(tokens))
+        room = min(max_tokens or self._most, self._limit - len(tokens))
         if room < 1:
             why = f"the conversation has {len(tokens)} tokens and the model reads {self._limit}"
             raise UserError("message", text, why, "begin a new conversation")
         self._shown, self._show = "", show
         key = derive_key(self._seed, "chat", self._turns)
-        request = Request(
-            id="chat", tokens=tuple(tokens), keys=(key,), sampling=self._streamed_sampling(room)
-        )
+        sampling = self._streamed_sampling(room)
+        if temperature is not None:
+            sampling = replace(sampling, temperature=temperature)
+        request = Request(id="chat", tokens=tuple(tokens), keys=(key,), sampling=sampling)
         sampled = generate(self._engine, [request])["chat", 0].tokens
         answer = self._renderer.text_of(sampled)
         show(answer[len(self._shown) :])
-        self.tokens = [*tokens, *sampled]
+        self.tokens, self.sampled = [*tokens, *sampled], len(sampled)
         self.messages += [user, {"role": "assistant", "content": answer}]
         self._turns += 1
         return answer

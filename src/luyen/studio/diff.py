@@ -278,7 +278,7 @@ def compare_runs(a: Path | str, b: Path | str) -> RunDifference:
         why = f"{one.digests} and {other.digests} have no step in common"
         raise UserError("runs", str(other.root), why, "let both do a step, or give other runs")
     inputs = changed_inputs(one, other)
-    parting = _parting(lines[0], lines[1], common)
+    parting = first_divergence(lines[0], lines[1], common)
     notes = [
         note
         for run, those in zip((one, other), lines, strict=True)
@@ -304,9 +304,10 @@ def compare_runs(a: Path | str, b: Path | str) -> RunDifference:
     )
 
 
-def _parting(
+def first_divergence(
     a: Mapping[int, StepDigest], b: Mapping[int, StepDigest], common: Sequence[int]
 ) -> Divergence | None:
+    """The first common step whose digests differ; None where all are equal."""
     for step in common:
         one, other = a[step].stages, b[step].stages
         unequal = tuple(stage for stage in STAGES if one.get(stage) != other.get(stage))

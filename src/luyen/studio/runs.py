@@ -9,14 +9,14 @@ from typing import Any, Literal, cast, final
 
 from luyen.base.digests import read_digests
 from luyen.base.errors import UserError
-from luyen.base.input_files import parse_json, read_bytes
 from luyen.base.run_lock import is_claimed
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.store import CheckpointStore, read_manifest
+from luyen.studio.metric_lines import VALIDATION, lines_from_end, open_records, parsed_line
 from luyen.telemetry.artifact_registry import run_directories
 from luyen.telemetry.display import MEAN, VALIDATION_REWARD, validated
 from luyen.telemetry.metrics import read_metrics
-from luyen.telemetry.summary import last_note
+from luyen.telemetry.summary import last_note, stopped_early
 
 State = Literal["running", "finished", "interrupted", "damaged"]
 
@@ -37,7 +37,8 @@ class RunFacts:
     run: str
     """Its id."""
     state: State
-    """running: locked by a process; finished: its last step is saved; damaged: see `note`."""
+    """running: locked by a process; finished: the last step is saved, or that after which the run
+    was to stop early; damaged: see `note`."""
     stage: str = "?"
     """What kind of training it is."""
     steps: int = 0
@@ -67,6 +68,34 @@ class RunFacts:
         return asdict(self)
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedFacts:
+    """What manifest and configuration say of a run, which training does not change.
+
+    Example:
+        >>> FixedFacts(run="?", damage="it is missing").total is None
+        True
+    """
+
+    run: str
+    """Its id."""
+    stage: str = "?"
+    """What kind of training it is."""
+    algorithm: str = ""
+    """Advantage estimator, or loss of an offline stage; "" where there is none."""
+    model: str = ""
+    """Path or name of the model."""
+    total: int | None = None
+    """Planned steps; None if unknown."""
+    created: str = ""
+    """When it was begun."""
+    best_metric: str | None = None
+    """The validation metric that decides which checkpoint is best."""
+    damage: str | None = None
+    """Why the files cannot be read; None: they can."""
+
+
 def list_runs(root: Path) -> list[RunFacts]:
     """Every run below a folder, the one that was begun last at the end."""
     return sorted((run_facts(run) for run in run_directories(root)), key=lambda run: run.created)
@@ -75,33 +104,75 @@ def list_runs(root: Path) -> list[RunFacts]:
 def run_facts(run: RunDirectory) -> RunFacts:
     """State, steps and newest measurement of a run; `damaged` where its files cannot be read."""
     size, newest = _size(run.root)
-    where = {"path": str(run.root), "bytes": size, "changed": _time(newest)}
+    return facts_now(run, fixed_facts(run), size=size, changed=_time(newest))
+
+
+def fixed_facts(run: RunDirectory) -> FixedFacts:
+    """Manifest and configuration of a run in short."""
     try:
         manifest = RunDirectory.open(run.root).read_manifest()
         config = run.read_settings()
         trainer: dict[str, Any] = config["trainer"]
-        total, stage = _total(config, manifest), str(trainer["stage"])
-    except (UserError, LookupError, TypeError, AttributeError, ValueError) as error:
-        note = str(error.why if isinstance(error, UserError) else error)
-        return RunFacts(run="?", state="damaged", note=note, **where)
+        stage = str(trainer["stage"])
+        return FixedFacts(
+            run=manifest["run_id"],
+            stage=stage,
+            algorithm=_algorithm(config, stage),
+            model=str(_below(config, "actor_rollout_ref", "model", "path") or ""),
+            total=_total(config, manifest),
+            created=str(manifest.get("created") or ""),
+            best_metric=trainer.get("best_metric"),
+        )
+    except (
+        UserError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        ArithmeticError,
+    ) as error:
+        return FixedFacts(run="?", damage=str(error.why if isinstance(error, UserError) else error))
+
+
+def facts_now(run: RunDirectory, fixed: FixedFacts, *, size: int, changed: str) -> RunFacts:
+    """State, steps and newest measurement of a run whose fixed facts are known."""
+    where = {"path": str(run.root), "bytes": size, "changed": changed}
+    if fixed.damage is not None:
+        return RunFacts(run="?", state="damaged", note=fixed.damage, **where)
+    total = fixed.total
     saved = _newest_checkpoint(run)
-    last, metric, value = _last_measured(run.metrics, trainer.get("best_metric"))
+    last, metric, value = _last_measured(run.metrics, fixed.best_metric)
     # A step that was stopped in its validation is saved, and has no line yet.
     done = min(saved or 0, last) if run.metrics.is_file() else saved or 0
     is_over = total is not None and saved is not None and done >= total
+    said = "" if is_over else last_note(run.root)
+    is_over |= saved == done and said.startswith(f"{stopped_early(done)}:")
     state: State = "finished" if is_over else "interrupted"
     return RunFacts(
-        run=manifest["run_id"],
+        run=fixed.run,
         state="running" if is_claimed(run.root) else state,
-        stage=stage,
+        stage=fixed.stage,
         steps=max(last, saved or 0),
         total=total,
         metric=metric,
         value=value,
-        created=manifest.get("created") or "",
-        note="" if is_over else last_note(run.root),
+        created=fixed.created,
+        note=said,
         **where,
     )
+
+
+def _algorithm(config: Mapping[str, Any], stage: str) -> str:
+    if stage == "rl":
+        return str(_below(config, "algorithm", "adv_estimator") or "")
+    names = _below(config, "preference", "loss_type") if stage == "preference" else None
+    return ", ".join(map(str, cast(list[Any], names))) if isinstance(names, list) else ""
+
+
+def _below(tree: Any, *names: str) -> Any:
+    for name in names:
+        tree = cast(dict[str, Any], tree).get(name) if isinstance(tree, dict) else None
+    return tree
 
 
 def _total(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> int | None:
@@ -129,30 +200,42 @@ ACCURACY = "val/accuracy"
 def _last_measured(file: Path, wanted: str | None) -> tuple[int, str | None, float | None]:
     """The last step with numbers, and name and value of what was last validated."""
     try:
-        lines = read_bytes(file).split(b"\n")[:-1]
+        handle = open_records(file)
     except OSError:
         return 0, None, None
-    last = int(_entry(lines[-1]).get("step", 0)) if lines else 0
-    for line in reversed(lines):
-        if b"val/" not in line and b"/val_" not in line:
-            continue
-        entry = _entry(line)
-        known = sorted(name for name in entry if name.startswith("val/") or "/val_" in name)
-        if known:
-            name = wanted if wanted in known else known[0]
-            if name == ACCURACY and VALIDATION_REWARD in validated(entry):
-                # With rewards other than 0 and 1, a share that reaches 1 says little.
-                name = next(one for one in known if one.startswith(MEAN))
-            return last, name, float(entry[name])
-    return last, None, None
-
-
-def _entry(line: bytes) -> dict[str, Any]:
     try:
-        found = parse_json(line)
-    except ValueError:
-        return {}
-    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+        last: int | None = None
+        for line in lines_from_end(handle):
+            if last is None:
+                last = _whole(parsed_line(line).get("step"))
+            if any(mark in line for mark in VALIDATION):
+                name, value = shown_validation(parsed_line(line), wanted)
+                if name is not None:
+                    return last, name, value
+        return last or 0, None, None
+    finally:
+        os.close(handle)
+
+
+def shown_validation(
+    entry: Mapping[str, Any], wanted: str | None
+) -> tuple[str | None, float | None]:
+    """Name and value of the validation metric of a line that is shown; None without one."""
+    known = sorted(name for name in entry if name.startswith("val/") or "/val_" in name)
+    if not known:
+        return None, None
+    name = wanted if wanted in known else known[0]
+    try:
+        if name == ACCURACY and VALIDATION_REWARD in validated(entry):
+            # With rewards other than 0 and 1, a share that reaches 1 says little.
+            name = next(one for one in known if one.startswith(MEAN))
+        return name, float(entry[name])
+    except (TypeError, ValueError, OverflowError):
+        return name, None
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _size(folder: Path) -> tuple[int, float]:
@@ -217,7 +300,7 @@ def missing_parts(run: RunDirectory) -> list[MissingPart]:
     lost = (digested - after) - _unsure(digested, saved) if keeps else set[int]()
     return [
         *_lines(run.digests, before - digested if digested else set(), run.metrics),
-        *_whole(run.digests, bool(chained and not digested)),
+        *_whole_file(run.digests, bool(chained and not digested)),
         *_lines(run.metrics, lost, run.digests),
         *_rollouts(run, with_rollouts),
     ]
@@ -230,7 +313,7 @@ def _lines(path: Path, steps: set[int], witness: Path) -> Iterator[MissingPart]:
         yield MissingPart(path=path, why=f"it has no line of {named}, and {witness.name} has")
 
 
-def _whole(path: Path, is_lost: bool) -> Iterator[MissingPart]:
+def _whole_file(path: Path, is_lost: bool) -> Iterator[MissingPart]:
     if is_lost:
         yield MissingPart(path=path, why="it is missing or empty, and checkpoints hold its chain")
 

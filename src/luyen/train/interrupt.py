@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self, TypeAlias, final
 
+from luyen.base.system import signals
 from luyen.telemetry.output import say_from_handler
 from luyen.telemetry.summary import interrupted_code
 
 Handler: TypeAlias = Callable[[int, FrameType | None], None]
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = signals("SIGINT", "SIGTERM", "SIGHUP")
 """Signals that end a run. SIGHUP is sent when a terminal closes; `nohup` ignores it."""
 
 
@@ -110,7 +111,7 @@ def _handled_by(handler: Handler) -> dict[int, Any]:
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
-    wanted = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    wanted = [n for n in SIGNALS if n.name != "SIGHUP" or signal.getsignal(n) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in wanted}
 
 

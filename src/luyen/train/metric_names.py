@@ -87,6 +87,8 @@ _SFT = {
     "nll": "Mean negative log-likelihood of the assistant's tokens.",
     "val_nll": "The same on the validation rows.",
     "tokens": "Assistant tokens of the step.",
+    "accuracy": "Share of the assistant's tokens that no other token is likelier than.",
+    "val_accuracy": "The same on the validation rows.",
 }
 _PREFERENCE = {
     "loss": "Loss, mean over pairs or answers.",
@@ -187,6 +189,7 @@ for _part, _meaning in _PART.items():
 
 metric("reward/<component...>/mean", doc="Mean of one component of the reward.")
 metric("reward/<component...>/faults", doc="Rollouts for which the component has no value.")
+metric("data/share/<name>", doc="Share of the step's prompts that a training file gave.")
 metric("rollout_corr/<name>", doc="Mismatch between sampler and trainer; see rollout correction.")
 metric("training/<name>", doc="Differences of probabilities between sampler and trainer.")
 metric("time/step", unit="s", doc="Seconds of the step's phases together.")

@@ -26,11 +26,17 @@ from luyen.rewards.scoring import ScoredGroup
 from luyen.runtime.roles import WeightDigests
 from luyen.telemetry.metrics import metric
 from luyen.telemetry.rollout_codec import stream_bytes
+from luyen.telemetry.rollout_tables import TRAIN_TABLE, rollout_table
 from luyen.telemetry.spans import SPANS
 from luyen.train.advantages import BatchAdvantages
 from luyen.train.batch import batch_order
 from luyen.train.monitor import role_metrics
-from luyen.train.record import advantages_by_rollout, rollout_stages, update_stages
+from luyen.train.record import (
+    advantages_by_rollout,
+    rollout_stages,
+    stream_by_rollout,
+    update_stages,
+)
 from luyen.train.run import OnlineRun
 from luyen.train.scoring import ScoredRollouts
 from luyen.train.state import RunProgress
@@ -231,6 +237,7 @@ _TOOLS = {
     "calls_mean": "Mean number of calls in a conversation.",
     "valid_fraction": "Share of the calls that name a tool and fit its schema.",
     "success_fraction": "Share of the calls made that the tool answered.",
+    "error_fraction": "Share of the calls that the policy wrote that got no answer of a tool.",
 }
 for _family, _names in {"turns": _TURNS, "tools": _TOOLS}.items():
     for _name, _doc in _names.items():
@@ -287,6 +294,7 @@ def _call_metrics(calls: Sequence[ToolCall], rollouts: int) -> dict[str, float]:
     found = {"tools/calls_mean": len(calls) / rollouts}
     if calls:
         found["tools/valid_fraction"] = fmean(call.is_valid for call in calls)
+        found["tools/error_fraction"] = fmean(call.status != CallStatus.OK for call in calls)
     if ran:
         found["tools/success_fraction"] = fmean(call.status == CallStatus.OK for call in ran)
         found["time/tool_call_mean"] = fmean(call.seconds for call in ran)
@@ -354,6 +362,7 @@ class StepReport:
             **_lengths(self.rollouts),
             **_staleness(run, self.rollouts),
             **self.advantages.metrics,
+            **run.data.shares(group.prompt.uid for group in self.step_rollouts.scored),
         }
 
 
@@ -387,7 +396,7 @@ def finish_step(
         _update_sampler(run, scored)
     run.reward.advance(scored)
     step = progress.step + 1
-    _record_rollouts(run, step, report)
+    _record_rollouts(run, step, report, updated.trainer_logp)
     return replace(
         progress,
         step=step,
@@ -410,9 +419,20 @@ def _follow_kl(progress: RunProgress, report: StepReport) -> tuple[RunProgress, 
     return progress, {"actor/ref_kl_slope": kl_drift(progress.kl_history).slope}
 
 
-def _record_rollouts(run: OnlineRun, step: int, report: StepReport) -> None:
-    used = partial(advantages_by_rollout, report.rollouts, report.advantages.batch)
-    run.recorder.rollouts(step, report.all_rollouts, used, report.step_rollouts.baselines)
+def _record_rollouts(
+    run: OnlineRun, step: int, report: StepReport, trainer_logp: Tensor | None
+) -> None:
+    rollouts, batch = report.rollouts, report.advantages.batch
+    used = partial(advantages_by_rollout, rollouts, batch)
+    is_computed = run.rules.needs.old_logp == "compute"
+    logp = batch.streams["old_logp"] if is_computed else trainer_logp
+    measured = dict if logp is None else partial(stream_by_rollout, rollouts, batch, logp)
+    baselines = report.step_rollouts.baselines
+    run.recorder.rollouts(step, report.all_rollouts, used, baselines, measured)
+    most = run.config.trainer.log_train_generations
+    decode = partial(run.data.renderer.tokenizer.decode, skip_special=False)
+    table = rollout_table(TRAIN_TABLE, step, report.all_rollouts, most=most, decode=decode)
+    run.recorder.log.rollouts(table)
 
 
 def _update_sampler(run: OnlineRun, scored: Sequence[ScoredGroup]) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TypeAlias, final
 
+from torch import Tensor
+
 from luyen.base.digests import BEGINNING, DigestFile, hash_parts, hash_value, link
 from luyen.base.errors import UserError
 from luyen.base.input_files import expanded
@@ -21,6 +23,8 @@ from luyen.config.schema.trainer import TrainerConfig
 from luyen.engine.batch import PackedBatch
 from luyen.models.weight_digests import tensor_digests
 from luyen.runtime.roles import Roles, WeightDigests
+from luyen.telemetry.callbacks import RunCallbacks
+from luyen.telemetry.early_stopping import EarlyStopping
 from luyen.telemetry.journal import WorkJournals
 from luyen.telemetry.manifest import versions
 from luyen.telemetry.metrics import CLOCK
@@ -45,6 +49,20 @@ def open_store(folder: Path, trainer: TrainerConfig) -> CheckpointStore:
     store = CheckpointStore(folder, keep=trainer.max_ckpt_to_keep, best=best, watcher=notes)
     notes.present([store.path(step) for step in store.list()])
     return store
+
+
+def run_callbacks(directory: RunDirectory, trainer: TrainerConfig) -> RunCallbacks:
+    """The callbacks of a run: its early stopping, where that is configured."""
+    early_stopping = trainer.early_stopping
+    if early_stopping.metric is None:
+        return RunCallbacks(directory.root, None)
+    rule = EarlyStopping(
+        metric=early_stopping.metric,
+        patience=early_stopping.patience,
+        minimum_change=early_stopping.minimum_change,
+        mode=early_stopping.mode,
+    )
+    return RunCallbacks(directory.root, rule)
 
 
 def saves_in_background(trainer: TrainerConfig, where: Placement) -> bool:
@@ -199,23 +217,26 @@ class Recorder:
         scored: Sequence[Rollout],
         used: Callable[[], Mapping[Address, Sequence[Advantages]]],
         baselines: Mapping[str, float] | None = None,
+        measured: Callable[[], Mapping[Address, Sequence[Advantages]]] = dict,
     ) -> None:
         """Write all rollouts of a step, dropped ones included, in a background thread.
 
         The file is complete, or its error raised, before a checkpoint of the step is saved. `used`
-        is called in that thread and returns the advantages of trained rollouts; `baselines` are
-        greedy rewards by group. A greedy rollout shares the address of a sample and is recorded
-        only when it failed, so a failed rollout never gets advantages.
+        is called in that thread and returns the advantages of trained rollouts, `measured` the
+        trainer's log-probabilities of their tokens; `baselines` are greedy rewards by group. A
+        greedy rollout shares the address of a sample and is recorded only when it failed, so a
+        failed rollout never gets advantages.
         """
         greedy_rewards = baselines or {}
 
         def records() -> list[RecordedRollout]:
-            found = used()
+            found, logps = used(), measured()
             return [
                 _recorded(
                     r,
                     found.get(r.key) if r.fault is None else None,
                     greedy_rewards.get(str(r.group)),
+                    logps.get(r.key) if r.fault is None else None,
                 )
                 for r in scored
             ]
@@ -332,7 +353,14 @@ def advantages_by_rollout(
     rollouts: Sequence[Rollout], batch: PackedBatch
 ) -> dict[Address, list[Advantages]]:
     """Advantages by rollout and branch, None for tokens that are not trained on."""
-    stream, mask = batch.streams["advantages"].tolist(), batch.layout.mask.tolist()
+    return stream_by_rollout(rollouts, batch, batch.streams["advantages"])
+
+
+def stream_by_rollout(
+    rollouts: Sequence[Rollout], batch: PackedBatch, values: Tensor
+) -> dict[Address, list[Advantages]]:
+    """Numbers per token by rollout and branch, None for tokens that are not trained on."""
+    stream, mask = values.tolist(), batch.layout.mask.tolist()
     found: dict[Address, list[Advantages]] = {}
     start = 0
     for rollout in rollouts:
@@ -347,12 +375,19 @@ def advantages_by_rollout(
 
 
 def _recorded(
-    rollout: Rollout, used: Sequence[Advantages] | None, baseline: float | None
+    rollout: Rollout,
+    used: Sequence[Advantages] | None,
+    baseline: float | None,
+    logps: Sequence[Advantages] | None,
 ) -> RecordedRollout:
     if used is None:
         return RecordedRollout(rollout=rollout, baseline=baseline)
     return RecordedRollout(
-        rollout=rollout, advantages=used[-1], earlier=tuple(used[:-1]), baseline=baseline
+        rollout=rollout,
+        advantages=used[-1],
+        earlier=tuple(used[:-1]),
+        baseline=baseline,
+        trainer_logps=None if logps is None else logps[-1],
     )
 
 

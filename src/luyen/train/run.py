@@ -22,7 +22,7 @@ from luyen.telemetry.progress import PROGRESS
 from luyen.telemetry.spans import span
 from luyen.train.interrupt import STOPPABLE, Interruption
 from luyen.train.monitor import PhaseWatchdog, StepProfiler
-from luyen.train.record import Recorder, RunHistory
+from luyen.train.record import Recorder, RunHistory, run_callbacks
 from luyen.train.rollouts import ParentDigest, RolloutSubmitter, prompt_requests
 from luyen.train.schedulers import build_scheduler
 from luyen.train.state import (
@@ -96,6 +96,8 @@ class OnlineRun:
         """Submits rollouts of training rows."""
         self.scheduler = build_scheduler(trainer, self.submitter)
         """Schedules rollouts of this and later steps."""
+        self.callbacks = run_callbacks(directory, trainer)
+        """What is told of steps, validations and checkpoints."""
         self._progress = RunProgress.begin(rules)
         self._step_start = StepSnapshot()
         self._journal: WorkJournal | None = None
@@ -163,6 +165,11 @@ class OnlineRun:
         """The last step of this run."""
         return min(self.total_steps, self._trial_steps or self.total_steps)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step is made: a signal has come, or a callback asks for the end."""
+        return self.interruption.is_wanted or self.callbacks.reason is not None
+
     def limit(self, trial_steps: int | None) -> None:
         """Make it a trial run, which ends after this step without a checkpoint; None: it is not."""
         self._trial_steps = trial_steps
@@ -174,7 +181,7 @@ class OnlineRun:
 
     def steps(self) -> Iterator[int]:
         """Numbers of the remaining steps, counted from 1; ends early on an interruption."""
-        while self.step < self.last_step and not self.interruption.is_wanted:
+        while self.step < self.last_step and not self.is_over:
             self.recorder.poll()
             self._step_start.take(self.state(), self.scheduler.outstanding)
             with self.profiler.step(self.step + 1):
@@ -270,6 +277,7 @@ class OnlineRun:
         metrics, stages = self._unrecorded()
         if found := {**metrics, **validation}:
             self.recorder.record_step(self.step, found, stages)
+            self.callbacks.recorded(self.step, self.total_steps, found, validation)
 
     def is_due(self, every: int) -> bool:
         """Whether something with period `every`, which also happens at the end, is due now.
@@ -339,6 +347,8 @@ class OnlineRun:
         """Save a state with pending rollouts of later steps and the hash of their sampling."""
         trees = tuple({**tree, "manner": self.submitter.sampling_hash} for tree in pending)
         self.recorder.save(replace(state, asked=trees), self.roles)
+        path = self.recorder.directory.checkpoint(state.step)
+        self.callbacks.saved(state.step, self.total_steps, path)
 
     def state(self) -> LoopState:
         """The loop state for a checkpoint, without rollouts of later steps."""

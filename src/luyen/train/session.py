@@ -32,13 +32,15 @@ from luyen.config.resume import changed_keys, has_progress, model_changes
 from luyen.config.trust import sign_run
 from luyen.data.build import TrainData
 from luyen.telemetry.artifacts import Artifact
+from luyen.telemetry.callbacks import RunCallbacks
 from luyen.telemetry.display import Display
 from luyen.telemetry.manifest import Manifest
+from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.output import OUTPUT
 from luyen.telemetry.plots import plot_curves
 from luyen.telemetry.sinks import open_sinks
 from luyen.telemetry.spans import SPANS
-from luyen.telemetry.summary import FINISHED, INTERRUPTED, note
+from luyen.telemetry.summary import FINISHED, INTERRUPTED, note, stopped_early
 from luyen.train.builders.setup import find_resume_checkpoint, run_identity
 from luyen.train.interrupt import Interrupted, Interruption, Stopped
 from luyen.train.lineage import inputs_of, note_inputs
@@ -266,6 +268,11 @@ class StageRun(Protocol):
         ...
 
     @property
+    def callbacks(self) -> RunCallbacks:
+        """What is told of its steps."""
+        ...
+
+    @property
     def watchdog(self) -> PhaseWatchdog:
         """Watches its phases."""
         ...
@@ -338,17 +345,26 @@ def train_to_end(
             ending.callback(part.close)
         SPANS.open(directory.events, process="controller")
         run.display.start(run.total_steps, done=run.step)
+        lines = read_metrics(directory.metrics) if directory.metrics.is_file() else []
+        run.callbacks.start(run.step, run.total_steps, lines)
         with run.interruption, run.watchdog:
             try:
                 train()
             except Interrupted:
                 run.save_progress()
             run.recorder.flush()
+        run.callbacks.end(run.step, run.total_steps)
     seconds = time.monotonic() - started
     curves = plot_curves(directory.metrics, directory.report)
     done = run.step if run.is_recorded else run.step - 1
     return SessionEnd(
-        headline=headline(directory, run.interruption, step=done, last_step=run.last_step),
+        headline=headline(
+            directory,
+            run.interruption,
+            step=done,
+            last_step=run.last_step,
+            reason=run.callbacks.reason,
+        ),
         steps=run.step - first,
         seconds=seconds,
         curves=curves,
@@ -363,11 +379,24 @@ def _note_run_events(ending: ExitStack, directory: RunDirectory) -> None:
 
 
 def headline(
-    directory: RunDirectory, interruption: Interruption, *, step: int, last_step: int
+    directory: RunDirectory,
+    interruption: Interruption,
+    *,
+    step: int,
+    last_step: int,
+    reason: str | None = None,
 ) -> str:
-    """How the session ended, for its summary; an interruption is noted in the run."""
-    if not interruption.is_wanted or step >= last_step:
+    """How the session ended, for its summary; an end before the last step is noted in the run.
+
+    `reason` is that of early stopping or of a callback.
+    """
+    if step >= last_step:
         return FINISHED
+    if not interruption.is_wanted:
+        if reason is None:
+            return FINISHED
+        note(directory.root, f"{stopped_early(step)}: {reason}")
+        return f"Stopped early, {reason}"
     number = interruption.number
     who = signal.Signals(number).name if number is not None else "its caller"
     note(directory.root, f"interrupted by {who} after step {step} of {last_step}")

@@ -1,7 +1,7 @@
 """Start or resume a run, train to the end, restart after lost ranks, summarise the result."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from luyen.checkpoint.store import Checkpoint
 from luyen.config.check import Report
 from luyen.rollout.protocol import rollout_engines
 from luyen.runtime.ray.messages import RanksLost
+from luyen.telemetry.callbacks import Callback
 from luyen.telemetry.display import ACCURACY, VALIDATION_REWARD, mean_reward, validated
 from luyen.telemetry.manifest import Manifest
 from luyen.telemetry.output import say
@@ -128,14 +129,17 @@ def _prepare(
         return prepare(report)
 
 
-def run_training(report: Report, *, trial_steps: int | None = None) -> RunSummary:
+def run_training(
+    report: Report, *, trial_steps: int | None = None, callbacks: Sequence[Callback] = ()
+) -> RunSummary:
     """Train a checked configuration; `trial_steps` ends the run early, without a checkpoint."""
     report.require_sound()
     if report.config.trainer.stage != "rl":
-        return run_offline(report, trial_steps=trial_steps)
+        return run_offline(report, trial_steps=trial_steps, callbacks=callbacks)
 
     def train(run: OnlineRun) -> RunSummary:
         run.limit(trial_steps)
+        run.callbacks.use(callbacks)
         return _train_and_summarise(run)
 
     return run_with_recovery(report, prepare_online, train)

@@ -1,12 +1,14 @@
 """Validation during training: held-out rollouts, pass@k, mean@k, confidence intervals."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from luyen.base.records import Prompt
 from luyen.base.tolerance import reaches
 from luyen.rewards.scoring import ScoredGroup
 from luyen.telemetry.metrics import metric
+from luyen.telemetry.rollout_tables import VAL_TABLE, rollout_table
 from luyen.train.builders.roles import validation_sampling
 from luyen.train.pass_at_k import pass_at_k, powers_of_two, wilson_interval
 from luyen.train.run import OnlineRun
@@ -106,4 +108,8 @@ def validate(run: OnlineRun) -> dict[str, float]:
         metrics["val/faults"] = float(len(broken))
     rollouts = [rollout for group in scored for rollout in group.rollouts]
     run.recorder.validation(run.step, [*rollouts, *broken], metrics)
+    most = run.config.trainer.log_val_generations
+    decode = partial(run.data.renderer.tokenizer.decode, skip_special=False)
+    table = rollout_table(VAL_TABLE, run.step, [*rollouts, *broken], most=most, decode=decode)
+    run.recorder.log.rollouts(table)
     return metrics

@@ -10,6 +10,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.files import (
+    _refuse_device,
     append,
     json_line,
     plain,
@@ -110,3 +111,18 @@ def test_a_missing_or_damaged_object_is_named(tmp_path: Path, text: str | None, 
         path.write_text(text)
     with pytest.raises(UserError, match=rf"m\.json.*{why}"):
         read_json(path)
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/dev/stdout", "/dev/new"])
+def test_a_device_is_refused(place: str):
+    """Root would replace it by a file, for every process of the machine."""
+    with pytest.raises(UserError, match="it is a device"):
+        _refuse_device(Path(place))
+
+
+def test_a_link_to_a_device_is_refused_and_stays(tmp_path: Path):
+    link = tmp_path / "link"
+    link.symlink_to("/dev/null")
+    with pytest.raises(UserError, match="it is a device"):
+        write_whole(link, "text")
+    assert link.is_symlink()

@@ -16,7 +16,7 @@ from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.actor import ActorEngine, prepare_update
 from luyen.engine.batch_shards import MicroBatching, split_batch
 from luyen.engine.fsdp import join_ranks, shard
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import MasterOptimizer
 from luyen.runtime.worker import TrainWorker
 from tests.tiny_models import tiny_policy
 from tests.unit.engine.fsdp_cases import recorded
@@ -33,7 +33,7 @@ class Rank:
         mesh = join_ranks(rank, WORLD, address, timeout_s=60)
         policy = tiny_policy("llama", seed=1)
         shard(policy, mesh)
-        optimizer = MasterAdamW(policy.parameters(), OptimConfig(lr=1e-2))
+        optimizer = MasterOptimizer(policy.parameters(), OptimConfig(lr=1e-2))
         actor = ActorEngine(policy, optimizer, MicroBatching(max_tokens=64), temperature=1.0)
         self.roles = TrainWorker(rank=rank, actor=actor, reference=None, critic=None)
         self.rank = rank

@@ -5,8 +5,10 @@ M = "actor_rollout_ref.model"
 R = "actor_rollout_ref.rollout"
 GRPO = ("algorithm.adv_estimator=grpo", f"{R}.n=4")
 FILTER = ("algorithm.filter_groups.enable=true",)
+NF4 = f"{M}.quantization=nf4"
 DISTILL = "trainer.stage=distill"
 TRACES = "data.train_files=arithmetic://sum?traces=1"
+SENT = (f"{M}.lora_rank=4", f"{R}.server.lora_format=adapter", f"{R}.server.transport=folder")
 
 FIT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "R02": (
@@ -49,6 +51,37 @@ FIT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{M}.lora_rank=4", f"{M}.target_modules=[q_proj]"),
     ),
     "M13": ((f"{A}.optim.betas=[1.0, 0.9]",), (f"{A}.optim.betas=[0.0, 0.9]",)),
+    "M14": ((f"{A}.optim.name=adamw_8bit",), (f"{A}.optim.name=adamw",)),
+    "M15": (
+        (f"{A}.optim.name=muon", "trainer.n_gpus_per_node=2"),
+        (f"{A}.optim.name=muon",),
+    ),
+    "M16": (
+        (f"{A}.optim.momentum=0.9",),
+        (f"{A}.optim.momentum=0.9", f"{A}.optim.name=muon"),
+    ),
+    "M17": ((NF4,), (NF4, f"{M}.lora_rank=4")),
+    "M18": ((NF4, f"{M}.lora_rank=4"), (f"{M}.lora_rank=4",)),
+    "M19": (
+        (NF4, f"{M}.lora_rank=4", f"{R}.name=openai"),
+        (NF4, f"{M}.lora_rank=4", f"{R}.name=hf"),
+    ),
+    "M20": (
+        (f"{M}.double_quantization=false",),
+        (f"{M}.double_quantization=false", NF4, f"{M}.lora_rank=4"),
+    ),
+    "M21": (
+        (f"{M}.lora_rank=4", f"{M}.lora_dropout=0.1"),
+        (f"{M}.lora_rank=4", f"{M}.lora_dropout=0.1", "trainer.stage=sft", TRACES),
+    ),
+    "M22": (
+        (*SENT, f"{R}.name=sglang", f"{M}.use_rslora=true"),
+        (*SENT, f"{R}.name=vllm", f"{M}.use_rslora=true"),
+    ),
+    "H07": (
+        (f"{M}.lora_rank=4", f"{M}.use_dora=true", "trainer.n_gpus_per_node=2"),
+        (f"{M}.lora_rank=4", f"{M}.use_dora=true"),
+    ),
     "H06": (
         (DISTILL, TRACES, "distill.teacher_path=builtin://tools"),
         (DISTILL, TRACES, "distill.teacher_path=builtin://arithmetic"),

@@ -12,6 +12,14 @@ INPUT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("reward.custom_reward_function.path=PLUGIN", "reward.custom_reward_function.name=scor"),
         ("reward.custom_reward_function.path=PLUGIN", "reward.custom_reward_function.name=score"),
     ),
+    "A11": (
+        ("reward.custom_reward_function.path=OBJECT", "reward.custom_reward_function.name=score"),
+        ("reward.custom_reward_function.path=PLUGIN", "reward.custom_reward_function.name=score"),
+    ),
+    "A12": (
+        ("reward.custom_reward_function.path=OBJECT", "reward.reward_manager.name=prime"),
+        ("reward.custom_reward_function.path=PLUGIN", "reward.reward_manager.name=prime"),
+    ),
     "D06": (("reward.reward_manager.name=naiv",), ("reward.reward_manager.name=dapo",)),
     "D09": (
         ("data.truncation=left",),

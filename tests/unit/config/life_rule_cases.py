@@ -55,6 +55,14 @@ LIFE_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("trainer.keep_best=2", "trainer.max_ckpt_to_keep=1"),
         ("trainer.keep_best=2", "trainer.max_ckpt_to_keep=1", "trainer.best_metric=reward/mean"),
     ),
+    "A13": (
+        ("trainer.early_stopping.metric=val/accuracy",),
+        ("trainer.early_stopping.metric=reward/mean",),
+    ),
+    "A14": (
+        ("trainer.early_stopping.patience=5",),
+        ("trainer.early_stopping.patience=5", "trainer.early_stopping.metric=reward/mean"),
+    ),
     "S19": (
         ("trainer.watchdog.budgets={genrate: 60}",),
         ("trainer.watchdog.budgets={generate: 60}",),

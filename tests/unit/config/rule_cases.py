@@ -42,6 +42,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{A}.fsdp_config.fsdp_size=3", "trainer.n_gpus_per_node=4"),
         (f"{A}.fsdp_config.fsdp_size=2", "trainer.n_gpus_per_node=4"),
     ),
+    "F07": (
+        (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=3"),
+        (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=4"),
+    ),
     "F05": (
         (*KL, f"{REF}.nnodes=1", "trainer.runtime=local"),
         (*KL, f"{REF}.nnodes=1", "trainer.runtime=ray"),

@@ -229,8 +229,8 @@ def test_the_scale_of_an_adapter():
         == 0.5
     )
     keys = dpo(**adapter, use_rslora=True)
-    scale = keys["actor_rollout_ref.model.lora_alpha"] / keys["actor_rollout_ref.model.lora_rank"]
-    assert scale == pytest.approx(8 / math.sqrt(16))
+    assert keys["actor_rollout_ref.model.lora_alpha"] == 8
+    assert keys["actor_rollout_ref.model.use_rslora"] is True
     keys = dpo(lora_r=16, lora_alpha=8)
     assert "actor_rollout_ref.model.lora_rank" not in keys  # use_peft is off
     assert dpo(use_peft=True)["actor_rollout_ref.model.target_modules"] == ["q_proj", "v_proj"]
@@ -277,6 +277,27 @@ def test_an_engine_and_a_logger_that_are_installed_stay():
     found = from_words(*more, installed=lambda _: True)
     assert found.keys["actor_rollout_ref.rollout.name"] == "native"
     assert "top_p" in entry(found, "actor_rollout_ref.rollout.name").outcome.note
+
+
+def test_8_bit_adamw_and_muon_stay_where_they_can_run():
+    given = {"base_model": "o/m", "optimizer": "adamw_bnb_8bit"}
+    name = "actor_rollout_ref.actor.optim.name"
+    assert from_yaml(given, installed=lambda _: True).keys[name] == "adamw_8bit"
+    found = from_yaml(given, installed=lambda _: False)
+    assert name not in found.keys
+    assert "bitsandbytes is not installed" in entry(found, "optimizer").outcome.note
+    assert from_yaml({**given, "optimizer": "muon"}).keys[name] == "muon"
+
+
+def test_4_bit_weights_stay_below_an_adapter_of_an_offline_stage():
+    given = {"base_model": "o/m", "load_in_4bit": True, "adapter": "qlora", "lora_r": 8}
+    name = "actor_rollout_ref.model.quantization"
+    assert from_yaml(given, installed=lambda _: True).keys[name] == "nf4"
+    found = from_yaml(given, installed=lambda _: False)
+    assert name not in found.keys
+    assert "bitsandbytes is not installed" in entry(found, "load_in_4bit").outcome.note
+    whole = {"base_model": "o/m", "load_in_4bit": True}
+    assert name not in from_yaml(whole, installed=lambda _: True).keys
 
 
 def test_names_of_dataset_info_are_files_and_hub_datasets(tmp_path: Path):

@@ -8,6 +8,7 @@ import pytest
 
 from luyen.config.model_folder.check import read_adapter_config
 from luyen.config.model_folder.files import InvalidFile
+from tests.unit.config.test_migrate import GRPO, entry, from_yaml
 
 PLAIN: dict[str, Any] = {
     "peft_type": "LORA",
@@ -32,8 +33,7 @@ def test_plain_lora_is_read(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("use_rslora", True),
-        ("use_dora", True),
+        ("use_qalora", True),
         ("alpha_pattern", {"q_proj": 99}),
         ("rank_pattern", {"q_proj": 8}),
         ("layer_replication", [[0, 2], [0, 2]]),
@@ -41,6 +41,38 @@ def test_plain_lora_is_read(tmp_path: Path):
     ],
 )
 def test_other_kinds_are_refused(tmp_path: Path, name: str, value: Any):
-    with pytest.raises(InvalidFile, match="only plain LoRA") as refused:
+    with pytest.raises(InvalidFile, match="which is not computed here") as refused:
         read_adapter_config(written(tmp_path, **{name: value}))
     assert name in str(refused.value)
+
+
+# Kinds in the configurations of other tools.
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_kinds_of_adapters_are_carried_over():
+    given = {"model_name_or_path": "org/m", "dataset_name": "o/d", "use_peft": True}
+    kinds = {"use_rslora": True, "use_dora": True, "lora_dropout": 0.1}
+    found = from_yaml({**given, **kinds, "init_lora_weights": "gaussian"}, name="sft.yaml")
+    model = "actor_rollout_ref.model"
+    assert {name: found.keys[f"{model}.{name}"] for name in kinds} == kinds
+    assert found.keys[f"{model}.lora_init"] == "gaussian"
+    assert from_yaml(given, name="sft.yaml").keys[f"{model}.lora_dropout"] == 0.05  # TRL's default
+    found = from_yaml({**given, **kinds, "init_lora_weights": "pissa"}, name="dpo.yaml")
+    assert f"{model}.lora_dropout" not in found.keys
+    assert found.keys[f"{model}.use_dora"] is True
+    assert "stage sft alone" in entry(found, "lora_dropout").outcome.note
+    assert "stay those of the model's files" in entry(found, "init_lora_weights").outcome.note
+    found = from_yaml({**GRPO, "use_peft": True, "use_dora": True})
+    assert "on one device" in entry(found, "use_dora").outcome.note
+    factory = {"model_name_or_path": "org/m", "stage": "sft", "dataset": "d", "lora_rank": 8}
+    found = from_yaml({**factory, **kinds}, name="factory.yaml")
+    assert {name: found.keys[f"{model}.{name}"] for name in kinds} == kinds
+    axolotl = {"base_model": "o/m", "datasets": [{"path": "o/d"}], "adapter": "lora", "lora_r": 8}
+    named = {"peft_use_rslora": True, "peft_use_dora": True, "lora_dropout": 0.1}
+    found = from_yaml({**axolotl, **named}, name="axolotl.yaml")
+    assert {name: found.keys[f"{model}.{name}"] for name in kinds} == kinds

@@ -89,7 +89,7 @@ def test_with_a_pool_of_its_own_the_copy_and_its_cache_lie_elsewhere():
 @pytest.mark.parametrize(
     ("word", "why", "fix"),
     [
-        (f"{FSDP}.ulysses_sequence_parallel_size=2", "sequences stay whole", "set it to 1"),
+        (f"{FSDP}.ulysses_sequence_parallel_size=3", "2 devices train", "set it to one of 1, 2"),
         (f"{ARR}.rollout.tensor_model_parallel_size=2", "no effect", "drop the line"),
         (f"{ARR}.rollout.expert_parallel_size=2", "no effect", "drop the line"),
     ],

@@ -9,7 +9,7 @@ from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.check import check
 from luyen.config.machine import Machine
 from luyen.config.model_folder.config_json import ModelShape, read_shape, shape_from
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 
 GIB = 1024**3
 LAPTOP = Machine(cpus=2, ram_bytes=16 * GIB)

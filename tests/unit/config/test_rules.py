@@ -27,6 +27,7 @@ FILES = {
     "tools.yaml": "tools:\n  - builtin: calculator\n",
     "broken.yaml": "tools:\n  - bulitin: calculator\n",
     "plugin.py": "class MySampler: ...\n\n\ndef score(): ...\n",
+    "object.py": "object_of_another_process('score', 'it uses a lock')\n\n\ndef score(): ...\n",
     "engines.py": "rollout_engines.register('far', package='nowhere')(print)\n"
     "rollout_engines.register('near', splits=True)(print)\n",
     "programs.yaml": "tools:\n  - builtin: python\n",
@@ -59,6 +60,7 @@ def places(tmp_path: Path) -> dict[str, str]:
         "TOOLS": tmp_path / "tools.yaml",
         "BROKEN": tmp_path / "broken.yaml",
         "PLUGIN": tmp_path / "plugin.py",
+        "OBJECT": tmp_path / "object.py",
         "ENGINES": tmp_path / "engines.py",
         "HERE": empty,
         "SAVED": saved,

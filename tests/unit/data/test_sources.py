@@ -126,6 +126,27 @@ def test_a_hub_dataset_is_asked_for_by_name_split_and_revision(monkeypatch: pyte
         load_dataset(["hf://org/sums?splt=test"])
 
 
+def test_a_hub_dataset_may_be_named_with_revision_and_split(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+
+    def scripted(name: str, config: str | None, *, split: str, revision: str | None) -> Any:
+        asked.append((name, config, split, revision))
+        return ROWS
+
+    monkeypatch.setattr(datasets, "load_dataset", scripted)
+    for address in ("hf://org/sums@v1", "hf://org/sums@v1:test", "hf://org/sums:test?config=main"):
+        load_dataset([address])
+    assert asked == [
+        ("org/sums", None, "train", "v1"),
+        ("org/sums", None, "test", "v1"),
+        ("org/sums", "main", "test", None),
+    ]
+    with pytest.raises(UserError, match="`revision` is given twice"):
+        load_dataset(["hf://org/sums@v1?revision=v2"])
+    with pytest.raises(UserError, match="`revision` has no value"):
+        load_dataset(["hf://org/sums@"])
+
+
 def test_a_hub_dataset_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch):
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise OSError("no such dataset\nmore")

@@ -225,3 +225,28 @@ def test_a_page_is_free_when_its_last_holder_dropped_it():
     pool.drop(pages[:1])
     assert pool.free == 3
     assert sorted(pool.take(3)) == [0, 1, 2]
+
+
+def test_prompts_that_arrive_while_many_rows_run_are_read_together(policy):
+    """Reading prompts stalls all rows, so they are collected; few rows are stalled at once."""
+    first = [request(3, 12 + 9 * (i % 5), name=f"r{i}") for i in range(64)]
+    later = [request(4, 10, name=f"s{i}") for i in range(12)]
+
+    def passes(count: int) -> list[int]:
+        """How many prompts each pass read while one prompt arrives with every round."""
+        engine = paged(policy, rows=80)
+        sizes: list[int] = []
+        prefill = engine._prefill
+        engine._prefill = lambda groups: (sizes.append(len(groups)), prefill(groups))
+        for one in first[:count]:
+            engine.submit(one)
+        waiting, found = list(later), {}
+        while waiting or not engine.is_idle:
+            found |= {(done.request, done.sample): done for done in engine.advance()}
+            if waiting:
+                engine.submit(waiting.pop(0))
+        same(found, generate(native(policy), [*first[:count], *later]))
+        return sizes
+
+    assert max(passes(64)[1:]) > 1
+    assert max(passes(8)[1:]) == 1

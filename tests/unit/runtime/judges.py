@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from luyen.base.records import GroupId, Prompt, Rollout, Source, StopReason, make_prompt
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.reward import RewardModelConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from luyen.base.errors import UserError
-from luyen.cli.eval import EvalRequest
 from luyen.cli.main import app
+from luyen.studio.evaluation.request import EvalRequest
 from luyen.studio.evaluation.samples import NEEDED, read_rows, samples_of, vote_of, write_rows
 
 

@@ -9,7 +9,7 @@ import torch
 from luyen.base.errors import UserError
 from luyen.checkpoint.tensors import load_state
 from luyen.config.check import check
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.reward_model import load_reward_model
 from luyen.models.trained_weights import trained_parameters

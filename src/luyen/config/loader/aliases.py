@@ -32,7 +32,7 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{_ACTOR}.use_remove_padding": ((True,), "batches are always packed"),
     f"{_ACTOR}.entropy_from_logits_with_chunking": ((True,), "entropy is always chunked"),
     f"{_ACTOR}.pad_to_length": ((False,), "batches are always packed"),
-    f"{_ACTOR}.optim.optimizer": (("AdamW",), "AdamW is the optimizer"),
+    f"{_ACTOR}.optim.optimizer": (("AdamW",), "it is optim.name's default"),
     f"{_ACTOR}.optim.optimizer_impl": (("torch.optim",), "AdamW comes from torch.optim"),
     f"{_ACTOR}.optim.total_training_steps": ((-1,), "taken from trainer.total_training_steps"),
     f"{_ROLLOUT}.mode": (("async",), "rollouts are always coroutines over one engine"),
@@ -62,8 +62,6 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
         ("auto", "disable"),
         "there is one implementation of every role",
     ),
-    f"{_ARR}.ref.ulysses_sequence_parallel_size": ((1,), "sequences stay whole"),
-    "critic.ulysses_sequence_parallel_size": ((1,), "sequences stay whole"),
     "trainer.use_v1": ((True,), "there is one trainer"),
     "trainer.val_only": ((False,), "evaluate a checkpoint with its own command"),
     "trainer.default_hdfs_dir": ((None,), "checkpoints go to the run directory"),
@@ -80,6 +78,7 @@ _SHARDS = (
 )
 _LORA = "LoRA is actor_rollout_ref.model.{lora_rank,lora_alpha,target_modules,lora_adapter_path}"
 _TEXT_ONLY = "Luyen trains text models; drop the key"
+_AS_ACTOR = "no effect: reference and critic divide sequences as the actor does"
 
 NOTED: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{_ARR}.ref.fsdp_config.param_offload": (
@@ -91,6 +90,8 @@ NOTED: dict[str, tuple[tuple[Any, ...], str]] = {
         (),
         "no effect: weights go to the replicas in buckets of a size of their own",
     ),
+    f"{_ARR}.ref.ulysses_sequence_parallel_size": ((), _AS_ACTOR),
+    "critic.ulysses_sequence_parallel_size": ((), _AS_ACTOR),
     "data.val_batch_size": ((), "no effect: all validation rows are generated together"),
 }
 """Accepted with a note at these values, at any where none is listed: they choose how much memory a
@@ -219,7 +220,6 @@ NEAREST: dict[str, str] = {
     "algorithm.tis_imp_ratio_cap": "algorithm.rollout_correction.rollout_is_threshold",
     "trainer.rollout_data_dir": "rollouts are always kept in the run directory; drop the key",
     "trainer.validation_data_dir": "validation rollouts are always kept; drop the key",
-    "trainer.log_val_generations": "validation rollouts are always kept; drop the key",
     "trainer.max_actor_ckpt_to_keep": "trainer.max_ckpt_to_keep; a checkpoint holds both",
     "trainer.max_critic_ckpt_to_keep": "trainer.max_ckpt_to_keep; a checkpoint holds both",
     "trainer.v1": "trainer.max_staleness",

@@ -11,7 +11,8 @@ from luyen.base.input_files import exists, is_directory, is_file, read_text
 from luyen.base.rundir import RunDirectory
 from luyen.config.fields import all_blocks, all_fields
 from luyen.config.loader.aliases import with_our_names
-from luyen.config.loader.paths import as_started, resolve_relative_paths
+from luyen.config.loader.deprecated import with_new_names
+from luyen.config.loader.paths import as_started, resolve_relative_paths, with_file_entries
 from luyen.config.loader.tree import ConfigTree, NestedDict, leaves, merge, nested, removed
 from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.problem import COMMAND_LINE, Origin, Problem, Severity
@@ -142,12 +143,12 @@ def load_trees(trees: Sequence[ConfigTree], *, reads_environment: bool = True) -
     """Later trees laid over earlier ones, with `${...}` resolved and paths where files are."""
     whole = merge(trees)
     if not any("${" in str(value) for _, value in leaves(whole.values)):
-        return resolve_relative_paths(with_our_names(whole))
+        return resolve_relative_paths(with_file_entries(with_our_names(with_new_names(whole))))
     # OmegaConf takes a tenth of a second to import: only a file that interpolates pays for it.
     from luyen.config.loader.interpolate import interpolate, refuse_floods
 
     resolved = interpolate(refuse_floods(whole), reads_environment=reads_environment)
-    return resolve_relative_paths(with_our_names(resolved))
+    return resolve_relative_paths(with_file_entries(with_our_names(with_new_names(resolved))))
 
 
 @final

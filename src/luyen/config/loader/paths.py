@@ -5,14 +5,15 @@ reads that configuration later, from wherever, means the same files.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from luyen.base.errors import UserError
+from luyen.base.errors import UserError, did_you_mean
 from luyen.base.input_files import exists, expanded
 from luyen.base.rundir import RunDirectory
-from luyen.config.loader.tree import ConfigTree, NestedDict, origin_of, replaced, value_in
+from luyen.config.loader.tree import ConfigTree, NestedDict, merged, origin_of, replaced, value_in
 from luyen.config.problem import COMMAND_LINE, DEFAULT, Origin, Problem
 
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
@@ -64,9 +65,32 @@ def as_started(tree: ConfigTree, directory: RunDirectory) -> ConfigTree:
         tree = replace(tree, origins={k: o for k, o in tree.origins.items() if k in written})
     except UserError:
         pass  # damaged: every key counts as written
+    tree = _with_own_inputs(tree, directory)
     folder = start_folder(directory)
     is_other_folder = folder is not None and folder != Path.cwd()
     return with_absolute_paths(tree, folder) if folder is not None and is_other_folder else tree
+
+
+def _with_own_inputs(tree: ConfigTree, directory: RunDirectory) -> ConfigTree:
+    """The tree with the inputs of a run that was moved where they are now."""
+    values = tree.values
+    for key in (*FILES, *MODELS):
+        try:
+            written = value_in(values, key)
+        except (KeyError, TypeError):
+            continue
+        values = replaced(values, [*key.split(".")], _moved(written, directory.inputs))
+    return replace(tree, values=values)
+
+
+def _moved(value: Any, inputs: Path) -> Any:
+    """A path below a folder `inputs` that is gone, in the folder of a run that has it."""
+    if isinstance(value, list):
+        return [_moved(inner, inputs) for inner in cast(list[Any], value)]
+    if not isinstance(value, str) or Path(value).parent.name != inputs.name or exists(value):
+        return cast(Any, value)
+    place = (inputs / Path(value).name).absolute()
+    return str(place) if place.exists() else value
 
 
 def with_absolute_paths(tree: ConfigTree, folder: Path) -> ConfigTree:
@@ -190,3 +214,68 @@ def _note(path: str, place: tuple[str, bool], origin: Origin) -> Problem:
     return Problem(
         id="C015", severity="note", field=path, value=place[0], why=why, fix=fix, origin=origin
     )
+
+
+# Entries of `data.train_files` that are mappings: their parts go to keys of their own.
+#
+# `{path: a.jsonl, weight: 3, max_samples: 1000, name: math}` becomes the path in
+# `data.train_files` and the rest in `data.train_weights`, `data.train_file_samples` and
+# `data.train_names`, which hold one value for every entry. Plain strings may stand between.
+
+_ROWS = "data.train_files"
+_PARTS = {
+    "weight": ("train_weights", 1.0),
+    "max_samples": ("train_file_samples", -1),
+    "name": ("train_names", None),
+}
+"""Part of an entry -> key of `data`, and what an entry without it has."""
+
+
+def with_file_entries(tree: ConfigTree) -> ConfigTree:
+    """The tree with plain paths in `data.train_files`; a problem for an entry that is malformed."""
+    try:
+        written = value_in(tree.values, _ROWS)
+    except (KeyError, TypeError):
+        return tree
+    entries = cast(list[Any], written if isinstance(written, list) else [written])
+    if not any(isinstance(entry, dict) for entry in entries):
+        return tree
+    wrong = next((found for entry in entries if (found := _wrong(entry, tree))), None)
+    if wrong is not None:
+        why, fix = wrong
+        origin = origin_of(_ROWS, tree.origins)
+        problem = Problem(
+            id="C017", severity="error", field=_ROWS, value=written, why=why, fix=fix, origin=origin
+        )
+        return replace(tree, problems=(*tree.problems, problem))
+    return _split(tree, [e if isinstance(e, dict) else {"path": e} for e in entries])
+
+
+def _wrong(entry: Any, tree: ConfigTree) -> tuple[str, str] | None:
+    """Reason and fix where an entry is neither a path nor a mapping with one."""
+    if isinstance(entry, str):
+        return None
+    if not isinstance(entry, Mapping) or not isinstance(
+        cast(Mapping[str, Any], entry).get("path"), str
+    ):
+        return "an entry is a path, or a mapping with `path`", "write {path: rows.jsonl, weight: 2}"
+    known = ("path", *_PARTS)
+    for name in cast(Mapping[str, Any], entry):
+        if name not in known:
+            return f"an entry has no `{name}`", did_you_mean(str(name), known)
+        taken = _PARTS[name][0] if name in _PARTS else ""
+        if taken in tree.values.get("data", {}):
+            return f"`{name}` of an entry is also said by data.{taken}", "keep one of the two"
+    return None
+
+
+def _split(tree: ConfigTree, entries: list[dict[str, Any]]) -> ConfigTree:
+    found: dict[str, Any] = {"train_files": [entry["path"] for entry in entries]}
+    for part, (key, absent) in _PARTS.items():
+        if any(part in entry for entry in entries):
+            values = [entry.get(part, absent) for entry in entries]
+            found[key] = [entries[i]["path"] if v is None else v for i, v in enumerate(values)]
+    origin = origin_of(_ROWS, tree.origins)
+    origins = {path: at for path, at in tree.origins.items() if not path.startswith(f"{_ROWS}.")}
+    origins |= {f"data.{key}": origin for key in found}
+    return replace(tree, values=merged(tree.values, {"data": found}), origins=origins)

@@ -15,6 +15,8 @@ from luyen.config.plugins import LOGGERS
 
 OPTIM = "actor_rollout_ref.actor.optim"
 ENGINE = "actor_rollout_ref.rollout.name"
+SAME_BASE = "the weights below an adapter stay those of the model's files"
+"""Why no initialisation takes a part of them into the adapter."""
 _PACKAGES = ("wandb", "mlflow", "trackio")
 _SCHEDULES = {
     "constant": "constant",
@@ -270,3 +272,13 @@ HUB_KEYS = (
     *("push_to_hub", "hub_model_id", "hub_strategy", "hub_model_revision", "hub_private_repo"),
     *("hub_token", "hub_always_push", "push_to_hub_revision"),
 )
+
+
+def adapter_init(value: Any, source: SourceConfig) -> Outcome:
+    """peft's `init_lora_weights`."""
+    del source
+    if value is True:
+        return implied("A is random and B is zero")
+    if value == "gaussian":
+        return keep({"actor_rollout_ref.model.lora_init": "gaussian"})
+    return missing(f"model.lora_init is kaiming or gaussian: {SAME_BASE}")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from luyen.base.errors import UserError
 from luyen.base.input_files import is_file, read_text
-from luyen.config.migrate.common import always, choose, mapped, named, never
+from luyen.config.migrate.common import SAME_BASE, always, choose, mapped, named, never
 from luyen.config.migrate.dialect import address
 from luyen.config.migrate.dialect import entries as dialect_entries
 from luyen.config.migrate.method_keys import ONLINE_RULES, stage_of
@@ -212,7 +212,9 @@ def _reward_kind(value: Any, source: SourceConfig) -> Outcome:
 
 
 _TRICKS = "AdamW trains all weights, or a LoRA adapter"
-_QUANTISED = "weights are not quantised: bfloat16 takes more memory"
+_QUANTISED = (
+    "4-bit weights below an adapter, on one device: set actor_rollout_ref.model.quantization=nf4"
+)
 RULES: dict[str, Rule] = {
     "stage": _stage,
     "finetuning_type": _kind,
@@ -252,6 +254,7 @@ RULES: dict[str, Rule] = {
     "streaming": never("rows are read whole"),
     "default_system": named("data.system_prompt"),
     "ray_run_name": always("trainer.experiment_name"),
+    "pissa_init": never(SAME_BASE),
     "loraplus_lr_ratio": never("both matrices of an adapter have one learning rate"),
     **{
         name: never(_TRICKS)
@@ -264,7 +267,7 @@ RULES: dict[str, Rule] = {
                 "use_muon",
                 "use_llama_pro",
             ),
-            *("pissa_init", "mixture_of_depths", "shift_attn", "fp8", "freeze_trainable_layers"),
+            *("mixture_of_depths", "shift_attn", "fp8", "freeze_trainable_layers"),
             *("freeze_trainable_modules", "freeze_extra_modules"),
         )
     },

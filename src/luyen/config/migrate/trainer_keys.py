@@ -4,7 +4,6 @@ Names are those of TRL; `llama_factory` and `axolotl` translate theirs into them
 for one device and count what one pass holds; ours count a step of the whole run.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -13,8 +12,8 @@ from luyen.config.migrate.common import (
     HUB_KEYS,
     NO_EFFECT,
     OPTIM,
+    adapter_init,
     always,
-    choose,
     logger,
     name_of,
     named,
@@ -194,15 +193,21 @@ def _least_rate(value: Any, source: SourceConfig) -> Outcome:
 
 
 def _optimizer(value: Any, source: SourceConfig) -> Outcome:
-    del source
     name = str(value)
     if name in ("adamw_torch", "adamw_torch_fused", "adamw", "adamw_hf", "adamw_apex_fused"):
         return implied("AdamW is the optimizer")
     if name == "paged_adamw_32bit":
         return implied("AdamW is the optimizer; its moments stay in one memory")
+    if name in ("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"):
+        if not source.installed("bitsandbytes"):
+            return missing(f"bitsandbytes is not installed here: set {OPTIM}.name where it is")
+        note = "its moments stay in one memory" if name.startswith("paged") else ""
+        return keep({f"{OPTIM}.name": "adamw_8bit"}, note)
+    if name == "muon":
+        return keep({f"{OPTIM}.name": "muon"}, "its updates are as large as AdamW's: check the lr")
     if "adamw" in name:
         return missing("AdamW with fp32 moments is used: the same steps, more memory")
-    return missing("AdamW is the optimizer")
+    return missing(f"AdamW is used; {OPTIM}.name has adamw_8bit and muon")
 
 
 def _clip(value: Any, source: SourceConfig) -> Outcome:
@@ -245,12 +250,35 @@ def _adapter(rule: Rule) -> Rule:
     return checked
 
 
-def _alpha(value: Any, source: SourceConfig) -> Outcome:
-    rank = int(source.get("lora_r") or 8)
-    if source.get("use_rslora"):
-        scaled = float(value) * math.sqrt(rank)
-        return keep({f"{MODEL}.lora_alpha": scaled}, f"rslora divides by the root of {rank}")
-    return keep({f"{MODEL}.lora_alpha": float(value)})
+def _dropout(value: Any, source: SourceConfig) -> Outcome:
+    if float(value) > 0 and source.method != "sft":
+        return missing("an adapter has dropout in stage sft alone")
+    return keep({f"{MODEL}.lora_dropout": float(value)})
+
+
+def _dora(value: Any, source: SourceConfig) -> Outcome:
+    if value and (is_online(source) or source.get("load_in_4bit")):
+        return missing("DoRA is trained on one device, over weights that are not quantised")
+    return keep({f"{MODEL}.use_dora": bool(value)})
+
+
+def _four_bits(value: Any, source: SourceConfig) -> Outcome:
+    if not value:
+        return implied("off, as it is")
+    if not uses_lora(source) or source.method in SCORED:
+        return missing("4-bit weights need an adapter over them")
+    where = f"set {MODEL}.quantization=nf4"
+    if source.method in ONLINE:
+        return missing(f"weights are not quantised; on one device {where}")
+    if not source.installed("bitsandbytes"):
+        return missing(f"bitsandbytes is not installed here: {where} where it is")
+    return keep({f"{MODEL}.quantization": "nf4"})
+
+
+def _nested(value: Any, source: SourceConfig) -> Outcome:
+    if not _four_bits(source.get("load_in_4bit"), source).keys:
+        return implied("weights are not quantised")
+    return keep({f"{MODEL}.double_quantization": bool(value)})
 
 
 def targets(value: Any, source: SourceConfig) -> Outcome:
@@ -428,25 +456,19 @@ RULES: dict[str, Rule] = {
     "gradient_checkpointing": named(f"{MODEL}.enable_gradient_checkpointing"),
     "use_peft": _peft,
     "lora_r": _adapter(named(f"{MODEL}.lora_rank")),
-    "lora_alpha": _adapter(_alpha),
+    "lora_alpha": _adapter(named(f"{MODEL}.lora_alpha")),
     "lora_target_modules": _adapter(targets),
-    "lora_dropout": _adapter(never("an adapter has no dropout")),
-    "use_rslora": _adapter(always("lora_alpha is scaled accordingly")),
+    "lora_dropout": _adapter(_dropout),
+    "use_rslora": _adapter(named(f"{MODEL}.use_rslora")),
     "lora_task_type": always("the stage says what is trained"),
     "lora_bias": _adapter(never("an adapter has no bias")),
-    "use_dora": _adapter(never("adapters are plain LoRA")),
-    "init_lora_weights": _adapter(
-        choose(
-            lambda value: value is True,
-            implied("A is random and B is zero"),
-            missing("A is random and B is zero at the start"),
-        )
-    ),
+    "use_dora": _adapter(_dora),
+    "init_lora_weights": _adapter(adapter_init),
     "modules_to_save": _adapter(never("an adapter is all that is trained")),
-    "load_in_4bit": never("weights are not quantised: bfloat16 takes four times the memory"),
+    "load_in_4bit": _four_bits,
     "load_in_8bit": never("weights are not quantised: bfloat16 takes twice the memory"),
-    "use_bnb_nested_quant": always("weights are not quantised"),
-    "bnb_4bit_quant_type": always("weights are not quantised"),
+    "use_bnb_nested_quant": _nested,
+    "bnb_4bit_quant_type": always("4-bit weights are nf4"),
     "max_length": _length,
     "max_prompt_length": _prompt_length,
     "max_completion_length": _answer_length,

@@ -112,7 +112,10 @@ _BY_METHOD: dict[str, dict[str, Any]] = {
     },
 }
 _PEFT = {"lora_r": 8, "lora_alpha": 8, "lora_target_modules": ["q_proj", "v_proj"]}
-_MODEL_CONFIG = {"lora_r": 16, "lora_alpha": 32, "lora_target_modules": ["q_proj", "v_proj"]}
+_MODEL_CONFIG = {
+    **{"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05},
+    "lora_target_modules": ["q_proj", "v_proj"],
+}
 OPEN = "what the script computes: "
 """How a value begins that the syntax tree does not give."""
 _MOST_CHARACTERS, _LARGEST = 10_000, 1e15

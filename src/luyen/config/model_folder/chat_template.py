@@ -8,16 +8,16 @@ import atexit
 import marshal
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 from typing import Any, cast, final
 
+from luyen.base.system import in_forked_children, signals
 from luyen.config.model_folder.chat_template_worker import LENGTH, TEXT
 
 CPU_S = 5
@@ -54,12 +54,16 @@ class _Process:
         assert process.stdin is not None
         assert process.stdout is not None
         said = b""
+        ending = threading.Timer(_WALL_S, process.kill)
+        if "poll" not in dir(select):
+            ending.start()
         try:
             _write(process.stdin.fileno(), LENGTH.pack(len(request)) + request)
             said = _reply(process.stdout.fileno(), monotonic() + _WALL_S)
         except (EOFError, OSError) as error:  # a TimeoutError among them
             raise TemplateError(self._ending(process)) from error
         finally:
+            ending.cancel()
             if not said:
                 self.close()  # an unread reply would be taken for the next one
         return said
@@ -77,7 +81,7 @@ class _Process:
         except subprocess.TimeoutExpired:
             code = None
         self.close()
-        if code in (-signal.SIGXCPU, None):
+        if code is None or -code in signals("SIGXCPU"):
             return f"it does not come to an end within {CPU_S} s of the processor"
         return f"the process that renders it ended with code {code}"
 
@@ -131,13 +135,21 @@ def _write(pipe: int, data: bytes) -> None:
         rest = rest[os.write(pipe, rest) :]
 
 
-def _reply(pipe: int, deadline: float) -> bytes:
-    """One reply; EOFError when the other side closes, TimeoutError at the deadline."""
+def _readable(pipe: int) -> Callable[[float], bool]:
+    """Waits until the pipe can be read, at most so many seconds; whether it can."""
+    if "poll" not in dir(select):  # Windows: `_Process.ask` ends the process at the deadline
+        return lambda _: True
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
+    return lambda seconds: bool(poll.poll(seconds * 1000))
+
+
+def _reply(pipe: int, deadline: float) -> bytes:
+    """One reply; EOFError when the other side closes, TimeoutError at the deadline."""
+    is_readable = _readable(pipe)
     said, length = bytearray(), LENGTH.size
     while len(said) < length:
-        if not poll.poll(max(0.0, deadline - monotonic()) * 1000):
+        if not is_readable(max(0.0, deadline - monotonic())):
             raise TimeoutError
         part = os.read(pipe, 1 << 20)
         if not part:
@@ -165,7 +177,7 @@ def _forget() -> None:
     _shared = _Process()
 
 
-os.register_at_fork(after_in_child=_forget)
+in_forked_children(_forget)
 atexit.register(lambda: _shared.close())
 
 

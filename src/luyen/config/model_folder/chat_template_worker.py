@@ -6,7 +6,6 @@ before it. It imports nothing of Luyen, starts within 0.1 s, and ends when its i
 
 import json
 import marshal
-import resource
 import struct
 import sys
 import time
@@ -18,6 +17,11 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+try:
+    import resource
+except ImportError:  # Windows: no limits, and the clock of the caller
+    resource = None
 
 LENGTH = struct.Struct("<Q")
 """How the length of a request or a reply is written."""
@@ -114,6 +118,8 @@ def _read(stream: BinaryIO) -> bytes | None:
 
 def _limit(cpu_s: int) -> None:
     """So many seconds of the processor from now on; the kernel ends the process after them."""
+    if resource is None:
+        return
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(time.process_time()) + cpu_s + 1
     resource.setrlimit(resource.RLIMIT_CPU, (_within(soft, most), most))
@@ -121,15 +127,17 @@ def _limit(cpu_s: int) -> None:
 
 def _within(wanted: int, most: int) -> int:
     """A limit that the process may set where it was started under a lower one."""
+    assert resource is not None
     return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
 
 
 def main(memory: int, cpu_s: int, characters: int) -> None:
     """Answer until the input ends."""
-    space = _within(memory, resource.getrlimit(resource.RLIMIT_AS)[1])
-    resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if resource is not None:
+        space = _within(memory, resource.getrlimit(resource.RLIMIT_AS)[1])
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     compiled: dict[str, jinja2.Template] = {}
     while (request := _read(sys.stdin.buffer)) is not None:
         _limit(cpu_s)

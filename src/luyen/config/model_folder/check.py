@@ -129,8 +129,6 @@ def _rows(config: Mapping[str, Any]) -> int | None:
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _OTHER = (
-    "use_rslora",
-    "use_dora",
     "use_qalora",
     "lora_bias",
     "alpha_pattern",
@@ -191,10 +189,23 @@ def _refuse_other_kinds(config: dict[str, Any]) -> None:
     if config.get("peft_type") not in (None, "LORA"):
         other["peft_type"] = config["peft_type"]
     for name, value in other.items():
-        why = f"{name} is {short_repr(value)}, and only plain LoRA is computed here"
+        why = f"{name} is {short_repr(value)}, which is not computed here"
         raise InvalidFile(
             ADAPTER_CONFIG, why, "merge it into its model with peft, and name that model"
         )
+
+
+def trained_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `actor_rollout_ref.model` that must be as they were when an adapter was trained.
+
+    Example:
+        >>> trained_settings({"lora_alpha": 8, "r": 4})
+        {'lora_alpha': 8, 'use_rslora': False, 'use_dora': False}
+    """
+    if not config:
+        return {}  # a folder of weights alone
+    alpha = {"lora_alpha": config["lora_alpha"]} if "lora_alpha" in config else {}
+    return {**alpha, **{n: bool(config.get(n)) for n in ("use_rslora", "use_dora")}}
 
 
 def demand_adapter_config(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, cast, final
 
 from luyen.base.errors import did_you_mean
 from luyen.config.model_folder.files import InvalidFile, folder_of, read_object, short_repr
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 
 CONFIG_NAME = "config.json"
 _SIZE_KEYS = (
@@ -303,13 +303,14 @@ class ModelShape:
         """Weights of the model, norms included, biases not."""
         return self.layers * self.layer_parameters() + self.embeddings()
 
-    def lora_parameters(self, rank: int) -> int:
-        """Weights of an adapter of this rank on every linear layer."""
+    def lora_parameters(self, rank: int, *, has_norms: bool = False) -> int:
+        """Weights of an adapter of this rank on every linear layer; `has_norms`: of DoRA."""
         wide = self.heads * self.head_dim
         narrow = self.kv_heads * self.head_dim
         ends = 2 * (self.hidden + wide) + 2 * (self.hidden + narrow)
         ends += 3 * (self.hidden + self.intermediate)
-        return self.layers * rank * ends
+        outputs = wide + 2 * narrow + 2 * self.hidden + 2 * self.intermediate
+        return self.layers * (rank * ends + (outputs if has_norms else 0))
 
     def kv_bytes_per_token(self, width: int) -> int:
         """Keys and values of one token over all layers, `width` bytes a number."""

@@ -39,15 +39,26 @@ def step_divides_into_mini_batches(s: RuleContext) -> Iterator[Finding]:
 @rule("B03", "error")
 def mini_batch_divides_over_devices(s: RuleContext) -> Iterator[Finding]:
     """The rollouts of a mini-batch divide evenly over the devices."""
-    devices = s.where.world_size
+    devices = max(1, s.where.world_size // s.batch.ranks_per_shard)
     rest = s.batch.mini_batch_rollouts % devices
     if rest:
         yield Finding(
             field=f"{_ACTOR}.ppo_mini_batch_size",
             why=f"{s.batch.mini_batch_rollouts} rollouts (mini-batch x rollout.n) = "
-            f"{s.batch.mini_batch_rollouts // devices} x {devices} devices + {rest}",
+            f"{s.batch.mini_batch_rollouts // devices} x {devices} {_unit(s)} + {rest}",
             fix=f"make ppo_mini_batch_size x rollout.n a multiple of {devices}",
         )
+
+
+def _unit(s: RuleContext) -> str:
+    """What computes a sequence."""
+    shared = s.batch.ranks_per_shard
+    return "devices" if shared == 1 else f"groups of {shared} devices"
+
+
+def _least_budget(s: RuleContext) -> int:
+    """Tokens of a device's budget, so that those that share a sequence can hold the longest."""
+    return -(-s.batch.longest_sequence // s.batch.ranks_per_shard)
 
 
 @rule("B04", "error")
@@ -55,9 +66,10 @@ def device_share_divides_into_micro_batches(s: RuleContext) -> Iterator[Finding]
     """With counted micro-batches, they divide a device's share of a mini-batch."""
     actor = s.config.actor_rollout_ref.actor
     size = actor.ppo_micro_batch_size_per_gpu
-    if actor.use_dynamic_bsz or size is None or s.batch.mini_batch_rollouts % s.where.world_size:
+    devices = max(1, s.where.world_size // s.batch.ranks_per_shard)
+    if actor.use_dynamic_bsz or size is None or s.batch.mini_batch_rollouts % devices:
         return
-    share = s.batch.mini_batch_rollouts // s.where.world_size
+    share = s.batch.mini_batch_rollouts // devices
     if share % size:
         yield Finding(
             field=f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
@@ -70,12 +82,12 @@ def device_share_divides_into_micro_batches(s: RuleContext) -> Iterator[Finding]
 def token_budget_holds_a_sequence(s: RuleContext) -> Iterator[Finding]:
     """The token budget of a micro-batch holds at least one sequence of full length."""
     data, actor = s.config.data, s.config.actor_rollout_ref.actor
-    if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < s.batch.longest_sequence:
+    if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < _least_budget(s):
         yield Finding(
             field=f"{_ACTOR}.ppo_max_token_len_per_gpu",
             why=f"a sequence may have {data.max_prompt_length} + {data.max_response_length} = "
             f"{s.batch.longest_sequence} tokens",
-            fix=f"set it to at least {s.batch.longest_sequence}",
+            fix=f"set it to at least {_least_budget(s)}",
         )
 
 
@@ -84,7 +96,7 @@ def group_fits_a_micro_batch(s: RuleContext) -> Iterator[Finding]:
     """The token budget of a micro-batch grows with the group: its prompt is computed once."""
     actor, rollout = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.rollout
     data = s.config.data
-    budget = actor.ppo_max_token_len_per_gpu
+    budget = s.batch.ranks_per_shard * actor.ppo_max_token_len_per_gpu
     tokens = data.max_prompt_length + rollout.n * data.max_response_length
     if rollout.n > 1 and actor.use_dynamic_bsz and budget < tokens:
         yield Finding(
@@ -141,11 +153,11 @@ def critic_batches_divide(s: RuleContext) -> Iterator[Finding]:
             fix=f"choose a divisor of {data.train_batch_size}",
         )
     budget = critic.ppo_max_token_len_per_gpu
-    if budget is not None and budget < s.batch.longest_sequence:
+    if budget is not None and budget < _least_budget(s):
         yield Finding(
             field="critic.ppo_max_token_len_per_gpu",
             why=f"a sequence may have {s.batch.longest_sequence} tokens",
-            fix=f"set it to at least {s.batch.longest_sequence}",
+            fix=f"set it to at least {_least_budget(s)}",
         )
 
 
@@ -185,11 +197,11 @@ def log_prob_budget_holds_a_sequence(s: RuleContext) -> Iterator[Finding]:
         "ref": ref.log_prob_max_token_len_per_gpu,
     }
     for side, budget in budgets.items():
-        if budget is not None and budget < s.batch.longest_sequence:
+        if budget is not None and budget < _least_budget(s):
             yield Finding(
                 field=f"actor_rollout_ref.{side}.log_prob_max_token_len_per_gpu",
                 why=f"a sequence may have {s.batch.longest_sequence} tokens",
-                fix=f"set it to at least {s.batch.longest_sequence}",
+                fix=f"set it to at least {_least_budget(s)}",
             )
 
 
@@ -283,6 +295,21 @@ def replicas_are_of_equal_size(s: RuleContext) -> Iterator[Finding]:
             why = f"{world} devices cannot be divided into replicas of {size}"
             fix = f"set it to -1, or to a divisor of {world}"
             yield Finding(field=f"{_FSDP}.fsdp_size", why=why, fix=fix)
+
+
+@rule("F07", "error")
+def devices_share_sequences_in_groups(s: RuleContext) -> Iterator[Finding]:
+    """The devices of every role divide into groups that each compute a sequence together."""
+    size = s.batch.ranks_per_shard
+    for world in dict.fromkeys(s.where.rank_groups):
+        if world % size:
+            word = "one device trains" if world == 1 else f"{world} devices train"
+            why = f"{word}, and groups of {size} compute each sequence together"
+            divisors = [n for n in range(1, world + 1) if world % n == 0]
+            fix = f"set it to one of {', '.join(map(str, divisors))}, or change the devices"
+            if world == 1:
+                fix = "set it to 1, or set trainer.nnodes or n_gpus_per_node above 1"
+            yield Finding(field=f"{_FSDP}.ulysses_sequence_parallel_size", why=why, fix=fix)
 
 
 @rule("F04", "note")

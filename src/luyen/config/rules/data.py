@@ -11,6 +11,7 @@ from luyen.config.dataset_facts import (
     QUERIES,
     kind_of_task,
     kinds_learned,
+    mixture_faults,
     row_files,
     sampler_faults,
     template_columns,
@@ -23,6 +24,7 @@ from luyen.config.plugins import (
     arguments_of,
     read_python,
 )
+from luyen.config.python_objects import absent_object, is_held
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.task_urls import require_task
 
@@ -67,6 +69,23 @@ def validation_rows_are_others(s: RuleContext) -> Iterator[Finding]:
     if both:
         why = f"{both[0]} is trained on and validated on: the score says nothing about new rows"
         yield Finding(field="data.val_files", why=why, fix="hold some rows out")
+
+
+@rule("D18", "error")
+def mixture_fits_the_files(s: RuleContext) -> Iterator[Finding]:
+    """Weights, names and counts of training files are one for each, and leave rows to take."""
+    for key, why, fix in mixture_faults(s.config.data):
+        yield Finding(field=f"data.{key}", why=why, fix=fix)
+
+
+@rule("D19", "error")
+def mixture_orders_the_rows(s: RuleContext) -> Iterator[Finding]:
+    """With weights of files, no sampler orders the rows besides the mixture."""
+    data = s.config.data
+    is_other = data.sampler.class_path is not None or data.sampler.name != "shuffled"
+    if data.train_weights and is_other:
+        why = "data.train_weights is set, and the mixture orders the rows: this sampler has no use"
+        yield Finding(field="data.sampler", why=why, fix="drop one of the two")
 
 
 @rule("D04", "error")
@@ -296,3 +315,41 @@ def columns_of_tasks_are_there(s: RuleContext) -> Iterator[Finding]:
         if tasks and s.config.trainer.stage == "rl" and column not in (None, *_COLUMNS):
             why, fix = f"the rows of {tasks[0]} have no such column", did_you_mean(column, _COLUMNS)
             yield Finding(field=f"data.{key}", why=why, fix=fix)
+
+
+# A: Python objects that a run was given.
+
+_REWARD = "reward.custom_reward_function.path"
+_TOOLS = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
+
+
+@rule("A11", "error")
+def objects_are_there(s: RuleContext) -> Iterator[Finding]:
+    """Objects that have no source are given again to the process that resumes their run."""
+    for field, path, argument in _object_files(s):
+        name = absent_object(path)
+        if name is not None and not is_held(path):
+            why = f"`{name}` was given as a Python object that has no source of its own"
+            fix = f"resume it with luyen.train(resume=RUN, {argument}={name}), or move it to a file"
+            yield Finding(field=field, why=why, fix=fix)
+
+
+@rule("A12", "error")
+def objects_stay_in_their_process(s: RuleContext) -> Iterator[Finding]:
+    """A reward that exists in this process only is called by this process."""
+    path = s.config.reward.custom_reward_function.path
+    name = absent_object(path) if path is not None else None
+    if name is not None and s.config.reward.reward_manager.name == "prime":
+        why = f"it calls `{name}` in other processes, and that object exists in this one only"
+        fix = "set it to naive or batch, or move the function with all that it uses to a file"
+        yield Finding(field="reward.reward_manager.name", why=why, fix=fix)
+
+
+def _object_files(s: RuleContext) -> Iterator[tuple[str, str, str]]:
+    """Key, file and argument of `luyen.train` of what may have been an object."""
+    reward = s.config.reward.custom_reward_function.path
+    tools = s.config.actor_rollout_ref.rollout.multi_turn.function_tool_path
+    if reward is not None:
+        yield _REWARD, reward, "reward"
+    if tools is not None:
+        yield _TOOLS, tools, "tools"

@@ -13,6 +13,7 @@ from luyen.config.model_folder.check import (
     model_faults,
     read_adapter_config,
     tokenizer_folder_faults,
+    trained_settings,
 )
 from luyen.config.model_folder.config_json import (
     brings_code,
@@ -108,6 +109,10 @@ def adapter_key_has_effect(s: RuleContext) -> Iterator[Finding]:
     model = s.config.actor_rollout_ref.model
     read = {
         "lora_alpha": model.lora_alpha,
+        "use_rslora": model.use_rslora,
+        "use_dora": model.use_dora,
+        "lora_init": model.lora_init,
+        "lora_dropout": model.lora_dropout,
         "target_modules": model.target_modules,
         "lora_adapter_path": model.lora_adapter_path,
     }
@@ -343,10 +348,10 @@ def adapter_fits_the_model(s: RuleContext) -> Iterator[Finding]:
         for name in model.target_modules:
             if not any(layer == name or layer.endswith(f".{name}") for layer in there):
                 yield Finding(field=field, why=f"the model has no linear layer `{name}`", fix=fix)
-    trained = _trained_scale(model.lora_adapter_path)
-    if trained is not None and trained != model.lora_alpha:
-        why = f"the adapter in {model.lora_adapter_path} was trained with {trained}"
-        yield Finding(field=f"{_MODEL}.lora_alpha", why=why, fix=f"set it to {trained}")
+    for name, trained in _trained_settings(model.lora_adapter_path).items():
+        if trained != getattr(model, name):
+            why = f"the adapter in {model.lora_adapter_path} was trained with {trained}"
+            yield Finding(field=f"{_MODEL}.{name}", why=why, fix=f"set it to {trained}")
 
 
 def _linear_layers(s: RuleContext) -> list[str]:
@@ -361,12 +366,12 @@ def _linear_layers(s: RuleContext) -> list[str]:
     return [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
 
 
-def _trained_scale(path: str | None) -> float | None:
+def _trained_settings(path: str | None) -> dict[str, Any]:
     folder = None if path is None else folder_of(path)
     try:
-        return None if folder is None else (read_adapter_config(folder) or {}).get("lora_alpha")
+        return {} if folder is None else trained_settings(read_adapter_config(folder) or {})
     except InvalidFile:
-        return None  # M06 says why
+        return {}  # M06 says why
 
 
 @rule("H06", "error")

@@ -13,6 +13,7 @@ from luyen.config.plan import needs_critic
 from luyen.config.plugins import LOGGERS
 from luyen.config.resume import ChangedKey, changed_keys, has_progress
 from luyen.config.rules.rule import Finding, RuleContext, rule
+from luyen.telemetry.remote_sinks import missing_packages
 
 _LONGEST_NAME = 200
 """Bytes of a folder's name. File systems take 255, and what is unfinished has a longer name."""
@@ -121,10 +122,9 @@ def loggers_exist(s: RuleContext) -> Iterator[Finding]:
 def loggers_are_installed(s: RuleContext) -> Iterator[Finding]:
     """A logger that is a package of its own is installed where the check runs."""
     for name in s.config.trainer.logger:
-        if name in ("wandb", "mlflow", "trackio") and not s.installed(name):
-            why = f"the package {name} is not installed on this machine"
-            fix = f"pip install {name}, or drop it; metrics.jsonl is written anyway"
-            yield Finding(field="trainer.logger", why=why, fix=fix)
+        lacking = missing_packages(name, s.installed)
+        if lacking is not None:
+            yield Finding(field="trainer.logger", why=lacking[0], fix=lacking[1])
 
 
 @rule("S10", "error")

@@ -321,3 +321,41 @@ def key_of_rows_has_effect(s: RuleContext) -> Iterator[Finding]:
         if makes_pairs(s.config) and s.is_changed(field):
             why = "pairs are sampled, and no row says it, so it has no effect"
             yield Finding(field=field, why=why, fix="drop the line")
+
+
+# A: what ends a stage before its last step.
+
+_STOPPING = "trainer.early_stopping"
+_WITHOUT_EFFECT = ("patience", "minimum_change", "mode")
+
+
+@rule("A13", "error")
+def stopping_metric_is_measured(s: RuleContext) -> Iterator[Finding]:
+    """The metric of early stopping is measured more often than once."""
+    trainer, early_stopping = s.config.trainer, s.config.trainer.early_stopping
+    metric = early_stopping.metric
+    if metric is None:
+        return
+    field = f"{_STOPPING}.metric"
+    if metric.startswith("val/") and trainer.stage != "rl":
+        why = f"a run of the stage {trainer.stage} measures no such metric"
+        fix = "set it to one that it does, e.g. sft/val_nll or preference/val_accuracy"
+        yield Finding(field=field, why=why, fix=fix)
+    elif not (metric.startswith("val/") or "/val_" in metric):
+        return
+    elif not s.config.data.val_files:
+        why = "data.val_files is empty: nothing measures it"
+        fix = "set data.val_files, or a metric of training such as reward/mean"
+        yield Finding(field=field, why=why, fix=fix)
+    elif trainer.test_freq < 1:
+        why = "trainer.test_freq is -1: it is measured at the end only, when nothing is to stop"
+        yield Finding(field=field, why=why, fix="set trainer.test_freq")
+
+
+@rule("A14", "warning")
+def stopping_key_has_effect(s: RuleContext) -> Iterator[Finding]:
+    """Keys of early stopping are changed only where a metric is named."""
+    for name in _WITHOUT_EFFECT:
+        if s.config.trainer.early_stopping.metric is None and s.is_changed(f"{_STOPPING}.{name}"):
+            why = f"{_STOPPING}.metric is not set, so it has no effect"
+            yield Finding(field=f"{_STOPPING}.{name}", why=why, fix="set the metric, or drop it")

@@ -16,64 +16,6 @@ from luyen.config.schema.block import (
     key,
 )
 
-
-class TiledMlpConfig(Block):
-    """Feed-forward layers computed slice by slice over the tokens."""
-
-    enabled: bool = key(
-        False,
-        "Compute feed-forward layers in slices, and each slice again in the backward pass: the "
-        "inner activation exists for one slice at a time.",
-    )
-    num_shards: int = key(4, "Number of slices.", ge=1)
-
-
-class ModelConfig(Block):
-    """A Hugging Face causal language model, whole or with a LoRA adapter."""
-
-    path: str = key(
-        "builtin://arithmetic",
-        "Directory, hub id or `builtin://` name of the policy. The default is the small "
-        "character-level model that ships with Luyen.",
-    )
-    tokenizer_path: str | None = key(None, "Directory or hub id of the tokenizer; null: `path`.")
-    trust_remote_code: bool = key(False, "Run Python code that comes with the model.")
-    override_config: dict[str, Any] = key({}, "Values that replace those of the model's config.")
-    init: Literal["pretrained", "random"] = key(
-        "pretrained", "random: begin with fresh weights of this architecture, seeded by the run."
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = key(
-        "auto", "Type of the weights in computation; auto: bfloat16 on CUDA, float32 on CPU."
-    )
-    enable_gradient_checkpointing: bool = key(
-        True, "Recompute activations in the backward pass: less memory, about a third more time."
-    )
-    enable_activation_offload: bool = key(
-        False,
-        "On a GPU: keep activations in host memory between the passes; with gradient "
-        "checkpointing, the inputs of layers.",
-    )
-    use_remove_padding: bool = key(
-        True,
-        "Train on packed tokens.",
-        only="batches are always packed; there is no padded path to switch to",
-    )
-    use_fused_kernels: bool = key(
-        False,
-        "Fuse the output head with the log-probabilities: logits are not kept between the passes, "
-        "but computed again. On a GPU this is always so.",
-    )
-    tiled_mlp: TiledMlpConfig = block(TiledMlpConfig, "Feed-forward layers in slices.")
-    lora_rank: int = key(0, "Rank of the LoRA adapter; 0 trains all weights.", ge=0)
-    lora_alpha: float = key(
-        16.0, "Scale of the adapter: its output is multiplied by alpha/rank.", gt=0
-    )
-    target_modules: Names = key(
-        ("all-linear",), "Modules that get an adapter: names, or `all-linear`."
-    )
-    lora_adapter_path: str | None = key(None, "Adapter directory to start from.")
-
-
 # `fsdp_config`: how weights are sharded over devices.
 
 
@@ -94,18 +36,23 @@ class FsdpConfig(Block):
     )
     ulysses_sequence_parallel_size: int = key(
         1,
-        "Devices that share one sequence.",
-        only="sequences stay whole; for long ones raise the token budget or take more devices",
+        "Devices that compute each sequence together, of actor, reference and critic alike. Token "
+        "budgets are for each of them: so many devices hold so many times the tokens.",
         ge=1,
     )
 
 
-# `optim`: AdamW and its schedule, the same for actor and critic.
+# `optim`: the optimizer and its schedule, the same for actor and critic.
 
 
 class OptimConfig(Block):
-    """AdamW, warm-up, schedule and clipping."""
+    """The optimizer, warm-up, schedule and clipping."""
 
+    name: Literal["adamw", "adamw_8bit", "muon"] = key(
+        "adamw",
+        "adamw; adamw_8bit: moments in 8 bits (extra `quant`); muon: orthogonalised momentum for "
+        "the matrices of decoder layers, AdamW for embeddings, head, norms and biases.",
+    )
     lr: float = key(1e-6, "Peak learning rate.", derived=LR_WORDS, ge=0)
     lr_warmup_steps: int = key(
         -1,
@@ -120,8 +67,9 @@ class OptimConfig(Block):
         "constant", "Course of the learning rate after the warm-up."
     )
     min_lr_ratio: float = key(0.0, "Where all but constant end, as a share of `lr`.", ge=0, le=1)
-    weight_decay: float = key(0.01, "AdamW's decoupled weight decay.", ge=0)
+    weight_decay: float = key(0.01, "Decoupled weight decay.", ge=0)
     betas: Pair = key((0.9, 0.999), "AdamW's moment decays.")
+    momentum: float = key(0.95, "muon: decay of the momentum (Nesterov's).", ge=0, lt=1)
     clip_grad: float = key(1.0, "Largest norm of the gradient of a step.", gt=0)
 
 

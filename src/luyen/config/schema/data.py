@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from luyen.config.schema.block import Block, Names, block, key
+from luyen.config.schema.block import Block, Names, Numbers, Steps, block, key
 
 
 class SamplerConfig(Block):
@@ -23,10 +23,22 @@ class DataConfig(Block):
 
     train_files: Names = key(
         (),
-        "Training rows: parquet, JSON or JSONL files, or a task source such as `arithmetic://sum`.",
+        "Training rows: parquet, JSON or JSONL files, or a task source such as `arithmetic://sum`. "
+        "An entry of a list may be a mapping with `path`, `weight`, `max_samples` and `name`.",
         required=True,
     )
     val_files: Names = key((), "Validation rows, in the same forms.")
+    train_weights: Numbers = key(
+        (),
+        "Share of each entry of `train_files` in every batch, in any unit; empty: all rows alike. "
+        "An entry may say it itself: `{path: rows.jsonl, weight: 2, name: math}`.",
+    )
+    train_file_samples: Steps = key(
+        (), "Rows to keep of each entry of `train_files`, from the first; -1: all; empty: all."
+    )
+    train_names: Names = key(
+        (), "Name of each entry of `train_files` in metrics (`data/share/NAME`); empty: the paths."
+    )
     prompt_key: str = key(
         "prompt",
         "Column that holds the prompt as messages; a row without it has `messages` or, as plain "

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, PrivateAttr, model_validator
 
-from luyen.config.schema.actor_rollout_ref import ActorConfig, ModelConfig, RefConfig, RolloutConfig
+from luyen.config.schema.actor_rollout_ref import ActorConfig, RefConfig, RolloutConfig
 from luyen.config.schema.algorithm import (
     AlgorithmConfig,
     CriticConfig,
@@ -15,6 +15,7 @@ from luyen.config.schema.algorithm import (
 )
 from luyen.config.schema.block import Block, as_tuple, block, derived_values, key
 from luyen.config.schema.data import DataConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.reward import RewardConfig
 from luyen.config.schema.trainer import TrainerConfig
 

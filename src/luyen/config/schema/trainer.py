@@ -78,6 +78,23 @@ class TimeoutsConfig(Block):
     )
 
 
+class EarlyStoppingConfig(Block):
+    """When a run ends before its last step, because a metric no longer improves."""
+
+    metric: str | None = key(
+        None,
+        "Metric that decides, such as `val/accuracy` or `sft/val_nll`; null: every step is made.",
+        min_length=1,
+    )
+    patience: int = key(
+        3, "Measurements without an improvement, one after the other, that end the run.", ge=1
+    )
+    minimum_change: float = key(
+        0.0, "What a value must be better by to count as an improvement.", ge=0
+    )
+    mode: Literal["max", "min"] = key("max", "Which values of `metric` are better.")
+
+
 class TrainerConfig(Block):
     """Devices, length, checkpoints, logging and resuming of a run."""
 
@@ -125,6 +142,9 @@ class TrainerConfig(Block):
         min_length=1,
     )
     best_mode: Literal["max", "min"] = key("max", "Which values of `best_metric` are better.")
+    early_stopping: EarlyStoppingConfig = block(
+        EarlyStoppingConfig, "When a run ends before its last step."
+    )
     async_save: bool | None = key(
         None,
         "Write checkpoints while training continues, from a copy of weights and optimizer in main "
@@ -150,6 +170,16 @@ class TrainerConfig(Block):
         ("console", "tensorboard"),
         "Where metrics go besides metrics.jsonl, which every run writes: console, tensorboard, "
         "wandb, mlflow, trackio. `jsonl` is accepted and adds nothing.",
+    )
+    log_train_generations: int = key(
+        8,
+        "Rollouts of each training step that tensorboard, wandb, mlflow and trackio show in a "
+        "table; 0: none. All rollouts are kept in the run directory.",
+        ge=0,
+        le=1000,
+    )
+    log_val_generations: int = key(
+        8, "The same of each validation, which shows the same prompts every time.", ge=0, le=1000
     )
     plugins: Names = key((), "Python files that register estimators, losses, rewards or engines.")
     profile: ProfileConfig = block(ProfileConfig, "Steps that are looked at closely.")

@@ -1,5 +1,6 @@
 """Built-in samplers: sequential, shuffled, grouped, mixed in proportions, curriculum."""
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -8,7 +9,7 @@ from typing import Any, final
 
 from luyen.base.errors import UserError, did_you_mean
 from luyen.base.records import Prompt
-from luyen.base.seeds import derive_key, shuffled
+from luyen.base.seeds import derive_key, shuffled, uniform
 from luyen.data.samplers.protocol import KWARGS, State, samplers
 
 
@@ -273,3 +274,83 @@ def _difficulty(prompt: Prompt, key: str) -> float:
         why = f"a row's extra_info has {value!r} there, which is no number"
         raise UserError(f"{KWARGS}.key", key, why, "choose a key with numbers")
     return float(value)
+
+
+# Mixture of files: rows of several files in the proportions of `data.train_weights`.
+#
+# The k-th row of a file with weight w is due at the time (k + u) / w, where u in [0, 1) is a number
+# of the seed, the file and k; the rows of all files are taken in the order of these times. So among
+# the first N rows a file has its share of N to within the number of files, the order is a pure
+# function of the seed, and any position is found without walking to it from the beginning.
+
+WEIGHTS = "data.train_weights"
+
+
+@final
+class Mixture:
+    """An endless order over the rows of several files; each file has its own passes.
+
+    A pass over a file visits each of its rows once, in an order of its own.
+
+    Example:
+        >>> order = Mixture([0, 0, 0, 0, 1, 1], weights=(3, 1), seed=0).take(0, 400)
+        >>> sum(row < 4 for row in order)
+        300
+    """
+
+    def __init__(self, files: Sequence[int], *, weights: Sequence[float], seed: int) -> None:
+        """`files`: of each row, the place of its file in `weights`; a weight of 0 leaves it out."""
+        rows: dict[int, list[int]] = {file: [] for file, w in enumerate(weights) if w > 0}
+        for row, file in enumerate(files):
+            if file in rows:
+                rows[file].append(row)
+        empty = next((file for file, found in rows.items() if not found), None)
+        if empty is not None or not rows:
+            why = f"no row is left of the file number {empty or 0}, counted from 0"
+            raise UserError(WEIGHTS, list(weights), why, "give it rows, or the weight 0")
+        total = sum(weights)
+        self._rows = rows
+        self._shares = {file: weights[file] / total for file in rows}
+        self._keys = {file: derive_key(seed, "sampler/mixture/due", file) for file in rows}
+        self._seed = seed
+        self._order = lru_cache(maxsize=2 * len(rows))(self._pass_order)
+
+    def take(self, cursor: int, count: int) -> list[int]:
+        """The row indices at positions `cursor` to `cursor + count - 1`."""
+        taken = self._counts_before(max(0.0, float(cursor - len(self._rows))))
+        queue = [(self._due(file, nth), file) for file, nth in taken.items()]
+        heapq.heapify(queue)
+        found: list[int] = []
+        for position in range(sum(taken.values()), cursor + count):
+            _, file = queue[0]
+            if position >= cursor:
+                found.append(self._row(file, taken[file]))
+            taken[file] += 1
+            heapq.heapreplace(queue, (self._due(file, taken[file]), file))
+        return found
+
+    def _due(self, file: int, nth: int) -> float:
+        """When the nth row of a file is taken; increasing in `nth`."""
+        return (nth + uniform(self._keys[file], nth)) / self._shares[file]
+
+    def _counts_before(self, time: float) -> dict[int, int]:
+        """Rows of each file that are due before a time: at most as many as the time itself says."""
+        counts: dict[int, int] = {}
+        for file, share in self._shares.items():
+            nth = int(time * share)
+            while self._due(file, nth) < time:
+                nth += 1
+            while nth > 0 and self._due(file, nth - 1) >= time:
+                nth -= 1
+            counts[file] = nth
+        return counts
+
+    def _row(self, file: int, nth: int) -> int:
+        rows = self._rows[file]
+        turn, place = divmod(nth, len(rows))
+        return rows[self._order(file, turn)[place]]
+
+    def _pass_order(self, file: int, turn: int) -> list[int]:
+        return shuffled(
+            len(self._rows[file]), derive_key(self._seed, "sampler/mixture", file, turn)
+        )

@@ -5,7 +5,6 @@ or its answer ended. Rows therefore never depend on what is evicted. `prefix_tre
 cached, and why no answer changes.
 """
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from luyen.base.system import memory_bytes
 from luyen.models.weight_guard import WeightGuard
 from luyen.rollout.native.kv_cache import RowCache
 from luyen.rollout.native.prefix_tree import CacheCounts, PrefixTree
@@ -34,7 +34,7 @@ _Pair = tuple[Tensor, Tensor]
 
 def default_bytes() -> int:
     """Bytes of host memory that a prefix cache may take."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_bytes()
     for path in _CONTAINER:
         with suppress(OSError, ValueError):  # no such file, or no limit in it
             memory = min(memory, int(Path(path).read_text()))

@@ -32,10 +32,10 @@ from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import Generated, ServerDialect, ServerFault, read_reply
 from luyen.rollout.servers.process import Server
 from luyen.rollout.servers.weights import (
-    Probe,
+    WeightProof,
     WeightTransport,
-    refuse_other_answers,
     refuse_other_tensors,
+    refuse_other_version,
 )
 
 _FIELD = "actor_rollout_ref.rollout.name"
@@ -120,10 +120,14 @@ class ServerEngine:
         self._policy = policy
         self._decode = decode
         self._limits = limits
+        room = limits.max_model_len
+        self._proof = WeightProof(server, connection, dialect, policy=policy, room=room)
         self._has_own_weights = has_own_weights
         self._tensors = tensors
         self._waiting: deque[_Sample] = deque()
         self._running: dict[str, _Sample] = {}
+        self._unproved: list[tuple[_Sample, Completion]] = []
+        """Completions that are taken once the server has proved its weights after them."""
         self._replies: queue.SimpleQueue[tuple[str, Future[Any]]] = queue.SimpleQueue()
         self._count = 0
         self._model: str | None = None
@@ -145,7 +149,7 @@ class ServerEngine:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is queued or running."""
-        return not self._waiting and not self._running
+        return not (self._waiting or self._running or self._unproved)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -184,12 +188,17 @@ class ServerEngine:
         self._waiting += [_Sample(request, i) for i in range(len(request.keys))]
 
     def advance(self) -> list[Completion]:
-        """Send what waits; the completions that have arrived, after a short wait for the first."""
+        """Send what waits; the completions that have arrived, after a short wait for the first.
+
+        They come once the server has proved its weights again: when nothing else runs, and from
+        time to time before.
+        """
         if self.is_idle:
             return []
         self._make_ready()
         self._send_waiting()
-        return self._arrived(_WAIT_S)
+        self._unproved += self._arrived(_WAIT_S)
+        return self._proved()
 
     def abort(self, request: str, sample: int | None = None) -> list[Completion]:
         """Stop a request or one sample of it; its partial completions.
@@ -199,8 +208,10 @@ class ServerEngine:
         dropped = [one for one in self._waiting if one.matches(request, sample)]
         self._waiting = deque(one for one in self._waiting if one not in dropped)
         found = [one.aborted() for one in dropped]
+        done = [pair for pair in self._unproved if pair[0].matches(request, sample)]
+        self._unproved = [pair for pair in self._unproved if pair not in done]
         running = [one for one in self._running.values() if one.matches(request, sample)]
-        return found + self._stop(running)
+        return found + self._stop(running, done)
 
     def close(self) -> None:
         """Drop all requests and end the server; the next request starts it again."""
@@ -224,15 +235,18 @@ class ServerEngine:
             if one.future is not None:
                 one.future.cancel()
         self._running.clear()
+        self._unproved.clear()
         self._replies = queue.SimpleQueue()
 
     def _requeue_running(self) -> None:
-        """Queue what runs again: its tokens may come from weights that were not proved."""
+        """Queue again what runs or waits for a proof."""
         for one in self._running.values():
             if one.future is not None:
                 one.future.cancel()
-        self._waiting.extendleft(reversed(self._running.values()))
+        done = [one for one, _ in self._unproved]
+        self._waiting.extendleft(reversed([*done, *self._running.values()]))
         self._running.clear()
+        self._unproved.clear()
         self._replies = queue.SimpleQueue()
 
     def _send_waiting(self) -> None:
@@ -253,14 +267,14 @@ class ServerEngine:
             replies, name = self._replies, one.id
             one.future.add_done_callback(lambda f, n=name, r=replies: r.put((n, f)))
 
-    def _arrived(self, wait_s: float) -> list[Completion]:
+    def _arrived(self, wait_s: float) -> list[tuple[_Sample, Completion]]:
         """Completions of the replies so far; faults are queued again, or raised."""
         found: list[tuple[_Sample, Completion]] = []
         while True:
             try:
                 name, future = self._replies.get(timeout=0.0 if found else wait_s)
             except queue.Empty:
-                break
+                return found
             one = self._running.pop(name, None)
             if one is None or future.cancelled():
                 continue
@@ -268,9 +282,17 @@ class ServerEngine:
                 found.append((one, self._finished(one, future.result())))
             except ServerFault as fault:
                 self._retry(one, fault)
+
+    def _proved(self) -> list[Completion]:
+        """Completions so far, if a proof of the weights is due and succeeds; else they wait."""
+        is_last = not self._running and not self._waiting
+        must_prove = self._transport is not None
+        if not self._unproved or (must_prove and not is_last and not self._proof.is_due):
+            return []
+        found, self._unproved = self._unproved, []
         try:
-            if found:
-                self._refuse_other_version()
+            if must_prove:
+                self._proof.require(model=self._model, version=self._version or 0)
         except ServerFault as fault:
             for one, _ in found:
                 self._retry(one, fault)
@@ -290,7 +312,7 @@ class ServerEngine:
         if made.model is not None and self._model is not None and made.model != self._model:
             raise ServerFault("reply", f"the model {made.model!r} answered, not {self._model!r}")
         if made.version is not None and self._transport is not None:
-            self._compare_version(made.version)
+            refuse_other_version(made.version, self._version or 0)
         logps = tuple(float("nan") if logp is None else logp for logp in made.logps)
         done = replace(
             one.aborted(),
@@ -328,30 +350,43 @@ class ServerEngine:
         one.faults.append(fault)
         if fault.is_refusal or len(one.faults) > self._limits.retries:
             self._give_up(one.faults[0], len(one.faults))
-        self._is_suspect |= fault.may_be_dead
+        self._note(fault)
         self._waiting.append(one)
 
-    def _stop(self, samples: list[_Sample]) -> list[Completion]:
-        """Abort running samples; what there is of them, and other completions that arrived."""
-        if not samples:
+    def _note(self, fault: ServerFault) -> None:
+        """What a fault says about the server: it may be dead, or have other weights."""
+        self._is_suspect |= fault.may_be_dead
+        if fault.kind == "weights":
+            self._digests = None
+
+    def _stop(
+        self, running: list[_Sample], ended: list[tuple[_Sample, Completion]]
+    ) -> list[Completion]:
+        """Abort running samples; what there is of them and of ended ones, if it can be proved."""
+        if not running and not ended:
             return []
-        calls = self._dialect.abort([one.id for one in samples])
-        if not calls:
-            return [self._dropped(one) for one in samples]
-        found: list[Completion] = []
+        found = [done for _, done in ended]
         try:
+            calls = self._dialect.abort([one.id for one in running]) if running else ()
             self._control(calls)
-        except ServerFault:
-            return [self._dropped(one) for one in samples]
-        for one in samples:
-            future = one.future
-            assert future is not None, "a running sample has a future"
-            try:
-                found.append(self._completion(one, future.result(timeout=_ABORT_S)))
-            except (ServerFault, TimeoutError):
-                found.append(self._dropped(one))
+            found += [self._partial(one) if calls else self._dropped(one) for one in running]
+            if self._transport is not None:
+                self._proof.require(model=self._model, version=self._version or 0)
+        except ServerFault as fault:
+            self._note(fault)
+            found = [one.aborted() for one, _ in ended] + [self._dropped(one) for one in running]
+        for one in running:
             self._running.pop(one.id, None)
         return found
+
+    def _partial(self, one: _Sample) -> Completion:
+        """What there is of a sample that was aborted on the server."""
+        future = one.future
+        assert future is not None, "a running sample has a future"
+        try:
+            return self._completion(one, future.result(timeout=_ABORT_S))
+        except (ServerFault, TimeoutError):
+            return self._dropped(one)
 
     def _dropped(self, one: _Sample) -> Completion:
         self._running.pop(one.id, None)
@@ -389,7 +424,7 @@ class ServerEngine:
                 faults.append(fault)
                 if fault.is_refusal or len(faults) > self._limits.retries:
                     self._give_up(faults[0], len(faults))
-                self._is_suspect |= fault.may_be_dead
+                self._note(fault)
                 time.sleep(_BACKOFF_S)
             else:
                 return
@@ -429,35 +464,8 @@ class ServerEngine:
                 held = read_reply(self._dialect.read_digests, self._connection.call(asks))
                 refuse_other_tensors(held, tensor_digests(tensors))
             self._control(self._dialect.resume())
-        self._probe()
+        self._proof.require(model=self._model, version=self._version or 0)
         self._digests = own
-
-    def _probe(self) -> None:
-        policy = self._policy
-        probe = Probe.of(vocabulary=policy.head.vocabulary, room=self._limits.max_model_len)
-        call = self._dialect.generate(
-            "luyen-probe", probe.tokens, probe.sampling, seed=probe.seed, model=self._model
-        )
-        made = read_reply(self._dialect.generated, self._connection.call(call))
-        why = probe.fault(made, vocabulary=policy.head.vocabulary)
-        if why is not None:
-            raise ServerFault("reply", f"the probe: {why}")
-        logps = tuple(logp for logp in made.logps if logp is not None)
-        refuse_other_answers(policy, probe, made.tokens, logps, who=self._server.url)
-        self._refuse_other_version()
-
-    def _refuse_other_version(self) -> None:
-        """A ServerFault if the server says that it has another version than the one it was sent."""
-        asks = self._dialect.weight_version()
-        if asks is not None and self._transport is not None:
-            reply = self._connection.call(asks)
-            self._compare_version(read_reply(self._dialect.read_weight_version, reply))
-
-    def _compare_version(self, found: str) -> None:
-        wanted = str(self._version or 0)
-        if found != wanted:
-            self._digests = None
-            raise ServerFault("weights", f"the server has version {found}, not {wanted}")
 
     def _control(self, calls: Any) -> None:
         for call in calls:

@@ -6,6 +6,7 @@ processes use.
 """
 
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,9 @@ from luyen.rollout.servers.dialect import (
     ServerFault,
     TensorForm,
     WeightGroup,
+    read_reply,
 )
-from luyen.rollout.servers.process import free_port
+from luyen.rollout.servers.process import Server, free_port
 from luyen.rollout.servers.vllm_worker import (
     broadcast,
     export_handle,
@@ -427,3 +429,71 @@ def refuse_other_tensors(held: Mapping[str, str], sent: Mapping[str, str]) -> No
         if held.get(name) != digest:
             why = f"{name} is {held.get(name, 'missing')} there and was sent as {digest}"
             raise ServerFault("weights", why)
+
+
+# The proof is repeated before tokens are taken: what changed the weights in between is noticed.
+
+_PAUSE_S = 1.0
+_SHARE = 10.0
+"""Between two proofs of one generation: at least so many seconds, and so often what one took."""
+
+
+@final
+class WeightProof:
+    """Asks one server to prove that it computes with the policy's weights."""
+
+    def __init__(
+        self,
+        server: Server,
+        connection: ServerConnection,
+        dialect: ServerDialect,
+        *,
+        policy: Policy,
+        room: int,
+    ) -> None:
+        """`room`: most tokens of a sequence."""
+        self._server, self._connection, self._dialect = server, connection, dialect
+        self._policy, self._room = policy, room
+        self._next = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much time has passed that another proof costs little of it."""
+        return time.monotonic() >= self._next
+
+    def require(self, *, model: str | None, version: int) -> None:
+        """A ServerFault unless the server answers a probe as the policy does, at this version."""
+        began = time.monotonic()
+        self._refuse_impostor()
+        vocabulary = self._policy.head.vocabulary
+        probe = Probe.of(vocabulary=vocabulary, room=self._room)
+        call = self._dialect.generate(
+            "luyen-probe", probe.tokens, probe.sampling, seed=probe.seed, model=model
+        )
+        made = read_reply(self._dialect.generated, self._connection.call(call))
+        why = probe.fault(made, vocabulary=vocabulary)
+        if why is not None:
+            raise ServerFault("reply", f"the probe: {why}")
+        logps = tuple(logp for logp in made.logps if logp is not None)
+        refuse_other_answers(self._policy, probe, made.tokens, logps, who=self._server.url)
+        asks = self._dialect.weight_version()
+        if asks is not None:
+            found = read_reply(self._dialect.read_weight_version, self._connection.call(asks))
+            refuse_other_version(found, version)
+        self._refuse_impostor()
+        ended = time.monotonic()
+        self._next = ended + max(_PAUSE_S, _SHARE * (ended - began))
+
+    def _refuse_impostor(self) -> None:
+        if not self._server.is_listening():
+            raise ServerFault("connection", f"another process listens at {self._server.url}")
+
+
+def refuse_other_version(found: str, wanted: int) -> None:
+    """A ServerFault if a server says that it has another version than the one it was sent.
+
+    Example:
+        >>> refuse_other_version("3", 3)
+    """
+    if found != str(wanted):
+        raise ServerFault("weights", f"the server has version {found}, not {wanted}")

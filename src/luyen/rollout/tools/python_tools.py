@@ -38,7 +38,8 @@ class FunctionTool(SharedSession):
         self.function = function
         self._own = dict(limits or {})
         self._limits = ToolLimits(**self._own)
-        self._in_process = in_process
+        self.in_process = in_process
+        """Whether calls are made in processes of their own."""
         self._signature = Signature(function, name=name or function.__name__)
         self._threads = ThreadExecutor(most_hanging=self._limits.concurrency)
         self._processes = ProcessExecutor(function, self._limits) if in_process else None
@@ -69,7 +70,7 @@ class FunctionTool(SharedSession):
         """A copy with defaults for limits it does not set, and with overrides."""
         limits = {**unless_own, **self._own, **above}
         return FunctionTool(
-            self.function, name=self.name, limits=limits, in_process=self._in_process
+            self.function, name=self.name, limits=limits, in_process=self.in_process
         )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

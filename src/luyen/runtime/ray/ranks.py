@@ -175,6 +175,7 @@ class RankGroup(WorkerGroup):
         timeouts: TimeoutsConfig | None = None,
         role: str = "actor",
         watch: RoleMonitor | None = None,
+        ranks_per_shard: int = 1,
     ) -> None:
         """Start one rank for each place (options of an actor); returns when all have loaded.
 
@@ -182,6 +183,7 @@ class RankGroup(WorkerGroup):
         None: the group has a monitor of its own.
         """
         self.count = len(places)
+        self.ranks_per_shard = ranks_per_shard
         send_tensors_as_arrays()
         self._role = role
         self.watch = watch or RoleMonitor()

@@ -1,5 +1,6 @@
 """What the processes of a program use, counted by a control group or read from /proc."""
 
+import mmap
 import os
 import signal
 import stat
@@ -9,7 +10,8 @@ from pathlib import Path
 from time import sleep
 from typing import NamedTuple
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE = mmap.PAGESIZE
+_KILL = signal.SIGKILL if "SIGKILL" in dir(signal) else signal.SIGTERM
 _ENTRY = 4096
 """What the shortest file costs: as many files are allowed as where the kernel counts them."""
 _LONGEST = 1024
@@ -316,9 +318,12 @@ def kill_process_tree(leader: int) -> None:
         strays = set(descendants_of(leader)) - killed  # some may have left the group
         for stray in strays:
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(stray, signal.SIGKILL)
+                os.kill(stray, _KILL)
         killed |= strays
         if not strays:
             break
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+        if "killpg" in dir(os):
+            os.killpg(leader, _KILL)
+        else:  # Windows has no groups
+            os.kill(leader, _KILL)

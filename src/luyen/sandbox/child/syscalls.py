@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 # System calls that Python does not offer. Each returns whether the kernel agreed.
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_IS_LINUX = os.uname().sysname == "Linux"
+_IS_LINUX = sys.platform == "linux"
+_LIBC = ctypes.CDLL(None if os.name == "posix" else "msvcrt", use_errno=True)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4

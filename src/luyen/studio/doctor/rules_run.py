@@ -51,7 +51,8 @@ def no_validation(record: RunRecord) -> Iterator[Symptom]:
 def slowing_down(record: RunRecord) -> Iterator[Symptom]:
     """The run handles fewer and fewer tokens a second."""
     speed, seconds = record.series("time/tokens_per_s"), record.series("time/step")
-    if len(speed) < _SETTLED or seconds.end() < _BUSY_S:
+    # Offline stages do not record how long a step takes.
+    if len(speed) < _SETTLED or not seconds.has_end or seconds.end() < _BUSY_S:
         return
     # The first two steps pay for what is done once.
     begun = sorted(speed.values[2 : _SETTLED // 2])

@@ -10,7 +10,7 @@ from typing import Any, final
 from tokenizers import Tokenizer
 
 from luyen.base.input_files import expanded, parse_json, read_bytes
-from luyen.config.schema.actor_rollout_ref import ModelConfig
+from luyen.config.schema.model import ModelConfig
 
 _BUILTIN = "builtin://"
 

@@ -292,7 +292,10 @@ CURVES = (
     ChartSpec(title="Value loss", names=("critic/vf_loss",)),
     ChartSpec(title="KL to the reference", names=("actor/ref_kl", "actor/kl_loss")),
     ChartSpec(title="KL of the update (old to new policy)", names=("actor/ppo_kl",)),
+    ChartSpec(title="Tokens right", names=("sft/accuracy", "sft/val_accuracy")),
     ChartSpec(title="Share of conversations that call a tool", names=("tools/call_fraction",)),
+    ChartSpec(title="Tool calls in a conversation", names=("tools/calls_mean",)),
+    ChartSpec(title="Share of tool calls that fail", names=("tools/error_fraction",)),
     ChartSpec(title="Reverse KL to the teacher", names=("distill/reverse_kl",)),
     ChartSpec(title="Entropy", names=("actor/entropy",)),
     ChartSpec(

@@ -84,10 +84,11 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.2e}"
 
 
-# Style sheet, light and dark by the setting of the browser.
+# Style sheet, light and dark by the setting of the browser. The colours are those of the studio's
+# page (web/src/style/tokens.css): people with any kind of colour blindness can tell them apart.
 
-LIGHT = ("#1f6f8b", "#c8553d", "#588b3a", "#7a5195", "#b8860b", "#5f6b76")
-DARK = ("#5cb8d6", "#f0907a", "#93c46f", "#b78fd1", "#e0b64a", "#a7b3bd")
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5f6b76")
+DARK = ("#56b4e9", "#f28c3c", "#2fc99a", "#e09cc4", "#f0c04a", "#a7b3bd")
 
 
 def sheet() -> str:
@@ -104,11 +105,11 @@ def sheet() -> str:
         for i in range(len(LIGHT))
     )
     return (
-        f":root{{{light}--bg:#fff;--fg:#1c2126;--dim:#5d6770;--line:#dde2e6;--box:#f6f8f9;"
-        "--good:46,125,50;--bad:198,60,40;--red:#b3261e;--amber:#8a5a00;--green:#2e7d32}"
-        f"@media(prefers-color-scheme:dark){{:root{{{dark}--bg:#14181b;--fg:#e4e8eb;--dim:#98a4ad;"
-        "--line:#2f373d;--box:#1c2226;--good:102,187,106;--bad:239,110,90;--red:#ff8a80;"
-        f"--amber:#f2c265;--green:#81c784}}}}{_RULES}{lines}"
+        f":root{{{light}--bg:#f7f8f9;--fg:#1b2127;--dim:#56616b;--line:#dbe0e4;--box:#ffffff;"
+        "--link:#00629b;--good:0,114,178;--bad:213,94,0;--red:#a83a00;--amber:#7d4e00;--green:#00664a}"
+        f"@media(prefers-color-scheme:dark){{:root{{{dark}--bg:#11161a;--fg:#e6eaed;--dim:#a0acb5;"
+        "--line:#323c44;--box:#181e23;--link:#6cc0f0;--good:86,180,233;--bad:242,140,60;--red:#ff9a66;"
+        f"--amber:#f3bb4d;--green:#4fd1a5}}}}{_RULES}{lines}"
     )
 
 
@@ -119,12 +120,13 @@ font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 h1{font-size:24px;margin:0 0 4px}h2{font-size:19px;margin:40px 0 12px;padding-top:8px;
 border-top:1px solid var(--line)}h3{font-size:15px;margin:18px 0 6px}
 p{margin:6px 0}.dim,.missing{color:var(--dim)}.missing{font-style:italic}
-nav{margin:10px 0 0}nav a{margin-right:14px}a{color:var(--c0)}
-.verdict{background:var(--box);border-left:5px solid var(--green);padding:12px 16px;margin:16px 0}
+nav{margin:10px 0 0}nav a{margin-right:14px}a{color:var(--link)}
+.verdict{background:var(--box);border-radius:4px;border-left:4px solid var(--green);
+padding:12px 16px;margin:16px 0}
 .verdict.warning{border-color:var(--amber)}.verdict.error{border-color:var(--red)}
 .verdict p:first-child{font-size:17px;font-weight:600}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(360px,1fr));gap:16px}
-figure{margin:0;background:var(--box);border-radius:6px;padding:10px}
+figure{margin:0;background:var(--box);border:1px solid var(--line);border-radius:8px;padding:12px}
 figcaption{font-size:13px}.key{margin-left:12px;color:var(--dim);white-space:nowrap}
 .key i,.mark{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
 svg{display:block;width:100%;height:auto}svg text{fill:var(--dim);font-size:11px}
@@ -138,7 +140,8 @@ overflow-wrap:anywhere}
 code,.tokens,pre{font-family:ui-monospace,"SF Mono",Menlo,Consolas,monospace;font-size:12.5px}
 pre{margin:4px 0;white-space:pre-wrap;overflow-wrap:anywhere}
 details{margin:8px 0}summary{cursor:pointer;color:var(--dim)}
-.sample{background:var(--box);border-radius:6px;padding:10px 14px;margin:12px 0}
+.sample{background:var(--box);border:1px solid var(--line);border-radius:8px;
+padding:10px 14px;margin:12px 0}
 .tokens{white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.75;margin:8px 0}
 .tokens span{border-radius:2px}.s0{color:var(--dim)}.s2{color:var(--c0)}.s3{color:var(--c3)}
 .s1{border-bottom:1px solid var(--line)}.cut{color:var(--dim);font-style:italic}

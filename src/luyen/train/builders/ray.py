@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from luyen.config.plan import Placement, count_weight_versions, has_partial_rollouts
+from luyen.config.plan import (
+    Placement,
+    count_weight_versions,
+    has_partial_rollouts,
+    ranks_per_shard,
+)
 from luyen.config.schema.run import RunConfig
 from luyen.data.render import Renderer
 from luyen.engine.fsdp import join_ranks, shard_as
+from luyen.engine.sequence_parallel import divide_sequences
 from luyen.models.load import choose_threads
 from luyen.rewards.reward_model import Scorer
 from luyen.rollout.build import ToolEnvironment
@@ -98,7 +104,12 @@ def _start_processes(
     for role, models in {"actor": shared, **{role: [role] for role in apart}}.items():
         make = partial(make_rank, config, needs, where.device, models)
         groups[role] = RankGroup(
-            make, places=places[role], timeouts=timeouts, role=role, watch=watch
+            make,
+            places=places[role],
+            timeouts=timeouts,
+            role=role,
+            watch=watch,
+            ranks_per_shard=ranks_per_shard(config),
         )
         opened.callback(groups[role].stop)
     engines = start_engines(
@@ -124,21 +135,24 @@ def make_rank(
     """Build the models of one rank, those of its roles; called in its process."""
     import_plugins(config.trainer.plugins)
     fsdp = config.actor_rollout_ref.actor.fsdp_config
+    timeout_s = config.trainer.timeouts.collective_s
     mesh = join_ranks(
         rank,
         ranks,
         address,
         device=device,
         fsdp_size=fsdp.fsdp_size if ranks > 1 else -1,  # one rank has no shards
-        timeout_s=config.trainer.timeouts.collective_s,
+        timeout_s=timeout_s,
     )
+    split = divide_sequences(ranks, fsdp.ulysses_sequence_parallel_size, timeout_s=timeout_s)
+    shard = partial(shard_as, mesh=mesh, fsdp_config=fsdp, split=split)
     return build_worker(
         config,
         load_run_tokenizer(config),
         needs,
         device,
         rank=rank,
-        sharded=partial(shard_as, mesh=mesh, fsdp_config=fsdp) if ranks > 1 else None,
+        sharded=shard if ranks > 1 else None,
         here=torch.device(device, torch.cuda.current_device()) if device == "cuda" else None,
         roles=roles,
     )

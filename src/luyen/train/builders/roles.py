@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import tempfile
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -14,8 +13,9 @@ import luyen.rollout.engines
 from luyen.base.errors import UserError
 from luyen.base.input_files import expanded
 from luyen.config.model_folder.config_json import most_positions
-from luyen.config.plan import count_weight_versions, has_partial_rollouts
-from luyen.config.schema.actor_rollout_ref import ActorConfig, LogProbBatchingConfig, ModelConfig
+from luyen.config.plan import count_weight_versions, has_partial_rollouts, ranks_per_shard
+from luyen.config.schema.actor_rollout_ref import ActorConfig, LogProbBatchingConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.run import RunConfig
 from luyen.config.tool_file import tools_run_code
 from luyen.data.render import Renderer
@@ -24,7 +24,7 @@ from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.critic import CriticEngine
 from luyen.engine.logprobs import FrozenPolicy
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import build_optimizer
 from luyen.models.load import choose_threads, load_policy
 from luyen.models.policy import Policy, ValueModel
 from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool_environment
@@ -32,6 +32,7 @@ from luyen.rollout.engines import VersionedEngines, make_checked_engine
 from luyen.rollout.protocol import RolloutEngine, Sampling, rollout_engines
 from luyen.rollout.servers import openai, sglang, vllm
 from luyen.rollout.servers.build import ServerPlace
+from luyen.rollout.servers.temporary import temporary_folder
 from luyen.runtime.generation import Generation
 from luyen.runtime.in_process import STRICT_VARIABLE, local_roles
 from luyen.runtime.roles import RoleMicroBatching, Roles
@@ -175,7 +176,7 @@ def build_actor(
         sharded(policy)
     return ActorEngine(
         policy,
-        MasterAdamW(policy.parameters(), arr.actor.optim),
+        build_optimizer(policy, arr.actor.optim),
         actor_passes(arr.actor),
         temperature=arr.rollout.temperature,
         device=here,
@@ -185,12 +186,12 @@ def build_actor(
 def micro_batching(config: RunConfig, needs: RequiredSignals) -> RoleMicroBatching:
     """Micro-batching of all passes, and aggregation of the value loss."""
     arr = config.actor_rollout_ref
-    actor = arr.actor
+    actor, ranks = arr.actor, ranks_per_shard(config)
     return RoleMicroBatching(
-        actor=actor_passes(actor),
-        log_probs=log_prob_passes(arr.rollout, actor),
-        reference=log_prob_passes(arr.ref, actor),
-        critic=critic_passes(config) if needs.values else None,
+        actor=actor_passes(actor).on_ranks(ranks),
+        log_probs=log_prob_passes(arr.rollout, actor).on_ranks(ranks),
+        reference=log_prob_passes(arr.ref, actor).on_ranks(ranks),
+        critic=critic_passes(config).on_ranks(ranks) if needs.values else None,
         value_aggregation=value_aggregation(config),
         value_scale=actor.loss_scale_factor or float(config.data.max_response_length),
     )
@@ -254,16 +255,20 @@ def server_place(config: RunConfig, replica: int) -> ServerPlace:
     """A folder for the next server of this process: in the run directory, if there is one."""
     trainer, model, number = config.trainer, config.actor_rollout_ref.model, next(_SERVERS)
     run = expanded(trainer.default_local_dir) / trainer.project_name / trainer.experiment_name
-    above = run / "servers" if run.is_dir() else Path(tempfile.mkdtemp(prefix="luyen-server-"))
+    above = run / "servers" if run.is_dir() else temporary_folder()
+    # A server that runs already may be another user's, and has to read the weights.
+    is_private = not config.actor_rollout_ref.rollout.server_urls
     return ServerPlace(
         source=model.tokenizer_path or model.path,
-        folder=_new_folder(above, f"{os.getpid()}-{number}"),
+        folder=_new_folder(above, f"{os.getpid()}-{number}", is_private=is_private),
         index=replica * count_weight_versions(trainer) + number,
     )
 
 
-def _new_folder(above: Path, name: str) -> Path:
+def _new_folder(above: Path, name: str, *, is_private: bool) -> Path:
     """A folder that is made here, under this name or with a number added to it.
+
+    With `is_private` only this user can read what is in it.
 
     One that exists may be a link, or hold links: files of a server would be written behind them.
     """
@@ -271,7 +276,7 @@ def _new_folder(above: Path, name: str) -> Path:
     for number in itertools.count():
         folder = above / (f"{name}-{number}" if number else name)
         with suppress(FileExistsError):
-            folder.mkdir()
+            folder.mkdir(mode=0o700 if is_private else 0o777)
             return folder
     raise AssertionError("unreachable: numbers do not end")
 
@@ -392,7 +397,7 @@ def build_critic(
         sharded(value)
     return CriticEngine(
         value,
-        MasterAdamW(value.parameters(), critic.optim),
+        build_optimizer(value, critic.optim),
         critic_passes(config),
         cliprange_value=critic.cliprange_value,
         aggregation=value_aggregation(config),
@@ -419,8 +424,11 @@ def training_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
     )
 
 
-def validation_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
-    """Sampling parameters of validation; greedy unless `val_kwargs.do_sample`."""
+def validation_sampling(config: RunConfig, tokenizer: Tokenizer | None) -> Sampling:
+    """Sampling parameters of validation; greedy unless `val_kwargs.do_sample`.
+
+    Without a tokenizer `stop_ids` are those of the configuration alone.
+    """
     rollout = config.actor_rollout_ref.rollout
     val_kwargs = rollout.val_kwargs
     ids, floor, stop = val_kwargs.stop_token_ids, val_kwargs.min_new_tokens, val_kwargs.stop
@@ -438,8 +446,10 @@ def validation_sampling(config: RunConfig, tokenizer: Tokenizer) -> Sampling:
     )
 
 
-def _stop_ids(more: tuple[int, ...], tokenizer: Tokenizer, field: str) -> frozenset[int]:
+def _stop_ids(more: tuple[int, ...], tokenizer: Tokenizer | None, field: str) -> frozenset[int]:
     """Stop ids of tokenizer and configuration; a UserError for ids out of range."""
+    if tokenizer is None:
+        return frozenset(more)
     unknown = [i for i in more if i >= tokenizer.size]
     if unknown:
         why = f"the tokenizer knows the ids 0 to {tokenizer.size - 1}"

@@ -33,7 +33,7 @@ from luyen.telemetry.manifest import Manifest, collect
 from luyen.telemetry.metrics import read_metrics
 from luyen.telemetry.output import open_safe_display
 from luyen.telemetry.progress import explain_if_slow
-from luyen.telemetry.sinks import RunIdentity
+from luyen.telemetry.remote_sinks import RunIdentity
 from luyen.train.state import first_logged_step
 
 

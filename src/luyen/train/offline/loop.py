@@ -1,5 +1,6 @@
 """The offline loop: schedule of batches, optimizer steps, validation, record, checkpoints."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from luyen.data.build import TrainData
 from luyen.engine.batch import OfflineBatch
 from luyen.engine.optim import learning_rate
 from luyen.engine.step import UpdateResult
+from luyen.engine.supervised import ACCURACY
 from luyen.models.weight_digests import tensor_digests
 from luyen.runtime.worker import split_learned_state
 from luyen.telemetry.display import Display
@@ -20,7 +22,7 @@ from luyen.train import metric_names
 from luyen.train.interrupt import Interruption
 from luyen.train.monitor import PhaseWatchdog, StepProfiler
 from luyen.train.offline.stage import OfflineStage
-from luyen.train.record import Recorder, RunHistory, update_without_lr
+from luyen.train.record import Recorder, RunHistory, run_callbacks, update_without_lr
 from luyen.train.state import read_unvalidated_step, unvalidated_step
 
 # Digests of an offline step, under the stage names of online steps.
@@ -43,11 +45,14 @@ def offline_stages(
     moments, weights = split_learned_state(roles)
     small = {name: part for name, part in state.items() if is_small(part)}
     digests = tensor_digests({**moments, **weights})
+    # Times differ, and runs of before accuracy was measured keep their digests.
+    is_hashed = {name: name != ACCURACY and not name.startswith("time/") for name in update}
+    hashed = {name: value for name, value in update.items() if is_hashed[name]}
     return {
         "prompts": hash_value(list(uids)),
         "rollouts": hash_value(tensor_digests(offline_batch.tensors())),
         "gradients": hash_value(
-            [update_without_lr(update), {name: digests[name] for name in moments}]
+            [update_without_lr(hashed), {name: digests[name] for name in moments}]
         ),
         "weights": hash_value([{name: digests[name] for name in weights}, small]),
     }
@@ -86,7 +91,9 @@ class OfflineSchedule:
         """Run the optimizer step; its metrics, with gradient norm and learning rate."""
         optim = self.config.actor_rollout_ref.actor.optim
         lr = learning_rate(optim, step=step - 1, total_steps=self.total_steps)
-        return update_metrics(self.stage.update(offline_batch, lr=lr))
+        uids = (self.data.train.prompts[i].uid for i in offline_batch.rows)
+        found = update_metrics(self.stage.update(offline_batch, step=step, lr=lr))
+        return {**found, **self.data.shares(uids)}
 
     def stages(self, offline_batch: OfflineBatch, update: Mapping[str, float]) -> dict[str, str]:
         """Digests of the latest step."""
@@ -146,6 +153,8 @@ class OfflineRun:
         self.interruption = Interruption()
         self.watchdog = PhaseWatchdog(config.trainer.watchdog, directory.events)
         self.profiler = StepProfiler(config.trainer.profile, directory)
+        self.callbacks = run_callbacks(directory, config.trainer)
+        """What is told of steps, validations and checkpoints."""
         self._progress = OfflineProgress()
         self._trial_steps: int | None = None
 
@@ -169,13 +178,18 @@ class OfflineRun:
         """The last step of this run."""
         return min(self.total_steps, self._trial_steps or self.total_steps)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step is made: a signal has come, or a callback asks for the end."""
+        return self.interruption.is_wanted or self.callbacks.reason is not None
+
     def limit(self, trial_steps: int | None) -> None:
         """Make it a trial run, which ends after this step without a checkpoint; None: it is not."""
         self._trial_steps = trial_steps
 
     def batches(self) -> Iterator[OfflineBatch]:
         """Batches of the remaining steps; ends early on an interruption."""
-        while self.step < self.last_step and not self.interruption.is_wanted:
+        while self.step < self.last_step and not self.is_over:
             with self.profiler.step(self.step + 1):
                 yield self.schedule.offline_batch(self.step + 1)
 
@@ -201,6 +215,7 @@ class OfflineRun:
         found = {**metrics, **validation, **SPANS.drain(self.step)}
         self.recorder.poll()
         self.recorder.record_step(self.step, found, stages)
+        self.callbacks.recorded(self.step, self.total_steps, found, validation)
         goals = {g.metric: found[g.metric] for g in self.stage.goals if g.metric in found}
         new = {name: value for name, value in goals.items() if name not in self.first}
         self.first, self.last = {**self.first, **new}, {**self.last, **goals}
@@ -219,6 +234,8 @@ class OfflineRun:
                 else unvalidated_step(*self._unrecorded()),
             }
             self.recorder.save_stage(self.stage.state(), loop)
+            path = self.recorder.directory.checkpoint(self.step)
+            self.callbacks.saved(self.step, self.total_steps, path)
 
     def save_progress(self) -> None:
         """Save the last finished step after an interruption, unless it has a checkpoint."""
@@ -264,5 +281,8 @@ def _update(run: OfflineRun, offline_batch: OfflineBatch) -> dict[str, float]:
     step = run.step + 1
     run.display.phase("update")
     watched = run.watchdog.watching(step, "update")
+    begun = time.perf_counter()
     with watched, span("update", step=step), run.profiler.part("update actor"):
-        return run.schedule.update(step, offline_batch)
+        metrics = run.schedule.update(step, offline_batch)
+    tokens, seconds = sum(offline_batch.batch.lengths), time.perf_counter() - begun
+    return {**metrics, "time/tokens_per_s": tokens / seconds}

@@ -160,8 +160,9 @@ class PreferenceStage:
         """Pack the rows at these indices: two sequences per pair, one per labelled answer."""
         return self._pack(self._data.train, rows)
 
-    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step."""
+        del step  # nothing here is random
         return self._engine.update(offline_batch, lr=lr)
 
     def measure(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from luyen.data.formats.render import render_answer, render_conversation, render
 from luyen.data.offline import OfflineData
 from luyen.data.render import Renderer
 from luyen.engine.batch import OfflineBatch, PackedBatch, pack
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import build_optimizer
 from luyen.engine.reward_model import (
     JUDGED,
     LABELS,
@@ -181,8 +181,9 @@ class RewardModelStage:
         """Pack the rows at these indices, with the tokens that are scored."""
         return self._pack(self._data.train, rows)
 
-    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step."""
+        del step  # nothing here is random
         return self._engine.update(offline_batch, lr=lr)
 
     def measure(self) -> dict[str, float]:
@@ -239,7 +240,7 @@ def build_reward_engine(config: RunConfig, device: str) -> RewardModelEngine:
         name=reward_training.objective,
         center_rewards_coefficient=reward_training.center_rewards_coefficient,
     )
-    optimizer = MasterAdamW(model.parameters(), arr.actor.optim)
+    optimizer = build_optimizer(model, arr.actor.optim)
     return RewardModelEngine(model, optimizer, actor_passes(arr.actor), objective)
 
 

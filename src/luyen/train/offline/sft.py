@@ -7,6 +7,7 @@ import torch
 
 from luyen.base.errors import UserError
 from luyen.base.records import Source
+from luyen.base.seeds import derive_key
 from luyen.config.schema.run import RunConfig
 from luyen.data.formats.detect import Kind
 from luyen.data.formats.records import ConversationRow, TextRow
@@ -17,9 +18,9 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.engine.batch import OfflineBatch, PackedBatch, pack
 from luyen.engine.distill import DistillEngine, DistillObjective
 from luyen.engine.logprobs import score
-from luyen.engine.optim import MasterAdamW
+from luyen.engine.optim import build_optimizer
 from luyen.engine.step import UpdateResult
-from luyen.engine.supervised import TOKEN_WEIGHT, SupervisedEngine
+from luyen.engine.supervised import ACCURACY, TOKEN_WEIGHT, SupervisedEngine
 from luyen.models.load import choose_threads
 from luyen.models.trained_weights import restore_parameters, trained_parameters
 from luyen.train.builders.roles import actor_passes, initial_policy, load_teacher
@@ -38,11 +39,13 @@ class SftStage:
     )
 
     def __init__(
-        self, engine: SupervisedEngine, data: OfflineData[Learnable], *, learn: str
+        self, engine: SupervisedEngine, data: OfflineData[Learnable], *, learn: str, seed: int = 0
     ) -> None:
+        """`seed` is the run's: with the step it decides the masks of an adapter's dropout."""
         self._engine = engine
         self._data = data
         self._learn = learn
+        self._seed = seed
 
     @property
     def device(self) -> torch.device:
@@ -54,21 +57,29 @@ class SftStage:
         chosen = [self._data.train[i] for i in rows]
         return OfflineBatch(rows=tuple(rows), batch=self._packed(chosen))
 
-    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step; adds the number of trained tokens to its metrics."""
-        done = self._engine.update(offline_batch.batch, lr=lr)
+        key = derive_key(self._seed, "adapter dropout", step)
+        done = self._engine.update(offline_batch.batch, lr=lr, dropout_key=key)
         tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(stepped=done.stepped, metrics={**done.metrics, "sft/tokens": tokens})
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """Mean negative log-likelihood of the trained tokens, on validation rows."""
+        """Mean negative log-likelihood and accuracy of the trained tokens, on validation rows."""
         if not self._data.validation:
             return {}
         batch = self._packed(self._data.validation)
-        logp = score(self._engine.policy, batch, self._engine.passes, temperature=1.0)["logp"]
-        total = batch.layout.on_mask(logp).double().sum()
-        return {"sft/val_nll": -float(total) / int(batch.layout.mask.sum())}
+        found = score(
+            self._engine.policy, batch, self._engine.passes, temperature=1.0, likeliest=True
+        )
+        logp, right = (batch.layout.on_mask(found[n]) for n in ("logp", "is_likeliest"))
+        count = int(batch.layout.mask.sum())
+        means = {
+            "sft/nll": -float(logp.double().sum()) / count,
+            ACCURACY: float(right.double().sum()) / count,
+        }
+        return validation_names(means)
 
     def state(self) -> dict[str, Any]:
         """Weights and optimizer."""
@@ -98,7 +109,12 @@ def restore_actor(engine: SupervisedEngine, state: Mapping[str, Any]) -> None:
 
 
 def build_learner(
-    config: RunConfig, tokenizer: Tokenizer, device: str, *, loss: str = "nll"
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    device: str,
+    *,
+    loss: str = "nll",
+    measures_accuracy: bool = False,
 ) -> SupervisedEngine:
     """The policy with its optimizer."""
     arr = config.actor_rollout_ref
@@ -106,11 +122,12 @@ def build_learner(
     choose_threads(policy)
     return SupervisedEngine(
         policy,
-        MasterAdamW(policy.parameters(), arr.actor.optim),
+        build_optimizer(policy, arr.actor.optim),
         actor_passes(arr.actor),
         aggregation=arr.actor.loss_agg_mode or "token-mean",
         loss_scale_factor=arr.actor.loss_scale_factor or float(config.data.max_response_length),
         loss=loss,
+        measures_accuracy=measures_accuracy,
     )
 
 
@@ -170,8 +187,11 @@ def _text(text: str, renderer: Renderer) -> Weighted:
 
 def _build_sft(context: StageContext) -> OfflineStage:
     loss, learn = context.config.sft.loss, context.config.sft.learn
-    learner = build_learner(context.config, context.tokenizer, context.device, loss=loss)
-    return SftStage(learner, context.data, learn=learn)
+    learner = build_learner(
+        context.config, context.tokenizer, context.device, loss=loss, measures_accuracy=True
+    )
+    seed = context.config.trainer.seed
+    return SftStage(learner, context.data, learn=learn, seed=seed)
 
 
 SFT = StageKind(kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS), build=_build_sft)
@@ -200,8 +220,9 @@ class DistillStage:
         chosen = [self._data.train[i] for i in rows]
         return OfflineBatch(rows=tuple(rows), batch=self._packed(chosen))
 
-    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
+    def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step; adds the number of trained tokens to its metrics."""
+        del step  # nothing here is random
         done = self._engine.update(offline_batch.batch, lr=lr)
         tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(

@@ -52,8 +52,8 @@ class OfflineStage(Protocol):
         """Pack the training rows at these indices; depends on the rows only."""
         ...
 
-    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole batch, independent of micro-batching."""
+    def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
+        """One optimizer step on the whole batch; `step` addresses its random numbers, if any."""
         ...
 
     def measure(self) -> dict[str, float]:

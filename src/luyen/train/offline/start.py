@@ -1,5 +1,6 @@
 """Start or resume an offline run (SFT, preference, reward model, distillation)."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
 from luyen.data.offline import OfflineData, build_offline_data
 from luyen.data.tokenizer import Tokenizer
+from luyen.telemetry.callbacks import Callback
 from luyen.telemetry.display import Display
 from luyen.telemetry.progress import explain_if_slow
 from luyen.telemetry.summary import Change, RunSummary
@@ -39,10 +41,13 @@ STAGES: dict[str, StageKind] = {
 """Offline stages by `trainer.stage`."""
 
 
-def run_offline(report: Report, *, trial_steps: int | None = None) -> RunSummary:
+def run_offline(
+    report: Report, *, trial_steps: int | None = None, callbacks: Sequence[Callback] = ()
+) -> RunSummary:
     """Train an offline stage; `trial_steps` ends the run early, without a checkpoint."""
     run = prepare_offline(report)
     run.limit(trial_steps)
+    run.callbacks.use(callbacks)
     return _train_and_summarise(run)
 
 

@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError
 
 from luyen.base.errors import UserError
-from luyen.config.schema.actor_rollout_ref import ModelConfig, RolloutConfig, ServerConfig
+from luyen.config.schema.actor_rollout_ref import RolloutConfig, ServerConfig
+from luyen.config.schema.model import ModelConfig
 from luyen.models.export import checkpoint_tensors
 from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy

@@ -1,9 +1,12 @@
 """A server of ours: it starts, is started again after a death, and ends with the run."""
 
+import http.server
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +18,7 @@ from luyen.base.errors import UserError
 from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import HttpCall
 from luyen.rollout.servers.guard import guarded
-from luyen.rollout.servers.process import ServerProcess
+from luyen.rollout.servers.process import ServerProcess, free_port
 
 SERVE = "import http.server, subprocess, sys; subprocess.Popen(['sleep', '600']);"
 SERVE += "print('serving', flush=True);"
@@ -109,3 +112,52 @@ def test_the_guard_ends_a_server_whose_run_was_killed():
     run.wait()
     run.stdout.close()
     assert is_gone(group)
+
+
+def test_a_process_that_took_the_port_first_is_never_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It answers as a healthy server would; the server goes to another port."""
+    asked: list[str] = []
+
+    class Impostor(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Impostor) as impostor:
+        threading.Thread(target=impostor.serve_forever, daemon=True).start()
+        taken = impostor.server_address[1]
+        ports = iter([taken, free_port()])
+        monkeypatch.setattr("luyen.rollout.servers.process.free_port", lambda: next(ports))
+        with made(tmp_path, SERVE) as server:
+            assert server.start()
+            assert server.url != f"http://127.0.0.1:{taken}"
+            assert server.is_listening()
+        impostor.shutdown()
+    assert asked == []
+
+
+def test_a_machine_whose_free_ports_are_all_taken_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        taken = impostor.getsockname()[1]
+        monkeypatch.setattr("luyen.rollout.servers.process.free_port", lambda: taken)
+        with made(tmp_path, SERVE) as server:
+            with pytest.raises(UserError, match="another process listened"):
+                server.start()
+            assert server.pid is None
+
+
+def test_a_process_that_takes_the_port_of_a_dead_server_is_noticed(tmp_path: Path):
+    with made(tmp_path, SERVE) as server:
+        server.start()
+        pid, port = server.pid, int(server.url.rpartition(":")[2])
+        assert pid is not None
+        os.killpg(pid, signal.SIGKILL)
+        assert is_gone(pid)
+        assert not server.is_listening()
+        with socket.create_server(("127.0.0.1", port)):
+            assert not server.is_listening()

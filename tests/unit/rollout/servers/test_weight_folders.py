@@ -75,3 +75,4 @@ def test_a_server_gets_a_folder_that_did_not_exist(tmp_path: Path, monkeypatch: 
     assert first.folder.is_dir()
     assert [first.folder.name, second.folder.name] == ["77-0-1", "77-0-2"]
     assert list(outside.iterdir()) == []
+    assert first.folder.stat().st_mode & 0o777 == 0o700

@@ -212,7 +212,8 @@ class PagedEngine:
         launched = len(self._rounds)
         self._drop_if_stale()
         # All prompts that fit are prefilled before decoding: steps of few rows are wasteful.
-        while self._admit():
+        is_due = self._scheduler.is_admission_due
+        while is_due and self._admit():
             pass
         finished: list[Completion] = []
         is_constrained = any(
@@ -429,6 +430,7 @@ class PagedEngine:
         self._steps.run(self._cache, self._state, lengths, count, needs)
         here = slice(0, len(sequences))
         self._rounds.append(fetch_round(self._state, sequences, here, count, needs))
+        self._scheduler.count_round()
 
     def _prepare_step(self) -> StepNeeds:
         """What the next step needs; what constraints allow is written for it."""

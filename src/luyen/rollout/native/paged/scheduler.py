@@ -11,6 +11,10 @@ from luyen.rollout.native.sequences import Row
 
 ROUND = 8
 """Decode steps per round; the host reads results once a round."""
+_ROWS_PER_ROUND = 32
+"""Running rows for each round that a waiting prompt is held back."""
+_MOST_ROUNDS = 8
+"""Rounds that it is held back at most."""
 
 
 @final
@@ -86,6 +90,23 @@ class PagedScheduler:
         self.waiting: deque[Row] = deque()
         self._rows = rows
         self._tokens = tokens
+        self._waited = 0
+        """Rounds that a row waits although there is room for one more."""
+
+    @property
+    def is_admission_due(self) -> bool:
+        """Whether waiting prompts are read now; the more rows run, the longer they are collected.
+
+        Reading prompts stalls every running row for about the time of a round, however few prompts
+        there are. While fewer than `_ROWS_PER_ROUND` rows run, none waits for company.
+        """
+        alive = sum(not sequence.is_over for sequence in self.running)
+        return self._waited >= min(_MOST_ROUNDS, alive // _ROWS_PER_ROUND)
+
+    def count_round(self) -> None:
+        """A round was launched while the rows that wait now were waiting."""
+        has_room = self._rows > sum(not sequence.is_over for sequence in self.running)
+        self._waited = self._waited + 1 if self.waiting and has_room else 0
 
     def admit(self) -> list[AdmittedGroup]:
         """Waiting rows that fit now; new rows of one prompt go together.
@@ -114,6 +135,7 @@ class PagedScheduler:
                 promised += need
                 budget -= group.fresh
             free -= 1
+        self._waited = 0 if groups else self._waited
         return groups
 
     def take(

@@ -1,0 +1,72 @@
+"""Several reward functions as one: a weighted sum, with every function's own number beside it.
+
+The functions have our signature (`data_source, solution_str, ground_truth, extra_info`) or TRL's
+(`completions, **columns`), in any mixture. The sum has TRL's, so it scores one answer at a time or,
+with `reward.reward_manager.name: batch`, all answers of a step in one call.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from luyen.rewards.user_functions import COMPLETIONS, is_trl
+
+Weighted: TypeAlias = tuple[str, Callable[..., Any], float]
+"""Name in metrics, function, and factor in the sum."""
+_KNOWN = ("data_source", "ground_truth", "answer", "solution", "prompts", "completion_ids")
+_OURS = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+def combined(functions: Sequence[Weighted], columns: Mapping[str, Any]) -> list[dict[str, float]]:
+    """For every answer the weighted sum under `score`, and each function's number by its name.
+
+    A function that returns None for an answer, as TRL's may, does not count for it. `columns` are
+    lists with an entry per answer, `completions` among them.
+
+    Example:
+        >>> def brief(completions, **_):
+        ...     return [float(len(text) < 3) for text in completions]
+        >>> def right(data_source, solution_str, ground_truth, extra_info):
+        ...     return float(solution_str == ground_truth)
+        >>> columns = {"completions": ["4", "four"], "ground_truth": ["4", "4"]}
+        >>> combined([("brief", brief, 0.5), ("right", right, 1.0)], columns)
+        [{'score': 1.5, 'brief': 1.0, 'right': 1.0}, {'score': 0.0, 'brief': 0.0, 'right': 0.0}]
+    """
+    count = len(columns[COMPLETIONS])
+    found: dict[str, list[Any]] = {}
+    for name, function, _ in functions:
+        values = _values(function, columns, count)
+        if len(values) != count:
+            raise ValueError(f"`{name}` returned {len(values)} scores for {count} answers")
+        found[name] = values
+    weights = {name: weight for name, _, weight in functions}
+    return [_together({n: v[i] for n, v in found.items()}, weights) for i in range(count)]
+
+
+def _together(values: Mapping[str, Any], weights: Mapping[str, float]) -> dict[str, float]:
+    known = {name: float(value) for name, value in values.items() if value is not None}
+    if not known:
+        raise ValueError("no function gave this answer a score: each returned None")
+    return {"score": sum(weights[name] * value for name, value in known.items()), **known}
+
+
+def _values(function: Callable[..., Any], columns: Mapping[str, Any], count: int) -> list[Any]:
+    if is_trl(function):
+        return list(function(**_taken(function, columns)))
+    return [function(**_taken(function, _row(columns, i))) for i in range(count)]
+
+
+def _taken(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function takes of the arguments that there are."""
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return dict(given)
+    return {name: value for name, value in given.items() if name in parameters}
+
+
+def _row(columns: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Our arguments for one answer; columns of the row are its `extra_info`."""
+    own = {name: cast(Sequence[Any], v)[index] for name, v in columns.items() if name in _KNOWN}
+    more = {n: v[index] for n, v in columns.items() if n not in (*_KNOWN, COMPLETIONS)}
+    said = {"solution_str": str(columns[COMPLETIONS][index]), "extra_info": more}
+    return {name: {**own, **said}.get(name, "") for name in _OURS}
