@@ -1,4 +1,4 @@
-"""Syntax trees are kept to the end, and looking for garbage among their nodes takes half the time."""
+"""Syntax trees are kept to the end; looking for garbage among them takes half the time."""
 
 import gc
 from collections.abc import Iterator
