@@ -6,9 +6,9 @@ uses, as source text. Every process of the run, and every later one, imports tha
 that has the object calls the object itself.
 
 A function that has no source text as a whole (it uses a loaded model, an open file, a secret) exists
-in its process only, and so does one whose file no longer says what it was compiled from: what is
-written is compared with the code of the object. Such a file says so when it is imported, and `check`
-refuses what needs it elsewhere.
+in its process only. So does one whose file no longer says what it was compiled from: what is written
+is compared with the code of the object. Its file says so when it is imported, and `check` refuses
+what needs it elsewhere.
 """
 
 import __future__
@@ -72,8 +72,7 @@ def write_objects(
     absent = None
     try:
         text = module_text(members) + end
-        if (place := secret_in_source(text)) is not None:
-            raise NoSource(f"{place} is a secret, and a run directory holds none")
+        _refuse_secret(text)
     except NoSource as error:
         absent = str(error)
         text = _absent_text(members, live, absent)
@@ -85,6 +84,11 @@ def write_objects(
         write_whole(path, head + text, is_private=True)
     hold_objects(path, live)
     return ObjectFile(path=path, absent=absent)
+
+
+def _refuse_secret(text: str) -> None:
+    if (place := secret_in_source(text)) is not None:
+        raise NoSource(f"{place} is a secret, and a run directory holds none")
 
 
 def _absent_text(members: Mapping[str, Any], live: Mapping[str, Any], why: str) -> str:
@@ -395,13 +399,16 @@ def _has_code(node: ast.stmt, code: CodeType, of: str | None = None) -> bool:
     node = cast(ast.stmt, ast.parse(ast.unparse(node)).body[0])
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         node.decorator_list = []
+    name = of or code.co_name
     inside = [node] if of is None else ast.parse(f"class {of}: pass").body
     if isinstance(inside[0], ast.ClassDef):
         inside[0].body = [node]
     # Calls through names that the module imports are compiled in another way.
     head = "".join(f"import {name}\n" for name in _imported_names(code.co_filename))
     around = ast.parse(f"{head}def around({', '.join(code.co_freevars)}): pass")
-    cast(ast.FunctionDef, around.body[-1]).body = cast(list[ast.stmt], inside)
+    is_global = name.isidentifier() and name not in code.co_freevars  # it may call itself
+    first = ast.parse(f"global {name}").body if is_global else []
+    cast(ast.FunctionDef, around.body[-1]).body = [*first, *cast(list[ast.stmt], inside)]
     flags = code.co_flags & __future__.annotations.compiler_flag
     try:
         made = compile(ast.fix_missing_locations(around), "<source>", "exec", flags, True)
