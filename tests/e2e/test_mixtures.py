@@ -44,7 +44,11 @@ def test_a_path_of_an_entry_begins_at_the_file_that_names_it(tmp_path: Path):
         (("data.train_weights=[-1, 1]",), "negative"),
         (("data.train_weights=[0, 0]",), "all of them are 0"),
         (("data.train_file_samples=[0, 1]",), "no row of a file"),
+        (("data.train_weights=[1e308, 1e308]",), "their sum is no number"),
+        (("data.train_weights=[1e-320, 1e308]",), "a row in 1e15"),
         (("data.train_names=[a, a]",), "the same name"),
+        (("data.train_names=[a, ' ']",), "a name is empty"),
+        ((f"data.train_names=[a, {'b' * 300}]",), "longer than 200"),
         (("data.train_weights=[1, 1]", "data.sampler.name=sequential"), "has no use"),
     ],
 )

@@ -4,12 +4,16 @@ Three kinds: values that came from the environment, which are shown as the refer
 written; what a name says to be secret (`api_key`, `password`); and passwords inside of addresses.
 """
 
+import ast
+import io
 import json
+import os
 import re
 import sys
 import threading
+import tokenize
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 from urllib.parse import quote
@@ -40,6 +44,25 @@ _ASSIGNED = re.compile(
     r"(?!\s*[\"']?\$\{)(\"[^\"]*\"|'[^']*'|[^\s,}\]&]+)",
     re.IGNORECASE,
 )
+
+KEY_SHAPES = re.compile(
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
+    r"|\bAKIA[0-9A-Z]{16}\b"
+    r"|\bAIza[0-9A-Za-z_-]{35}"
+    r"|\bgh[pousr]_[0-9A-Za-z]{36}"
+    r"|\bgithub_pat_[0-9A-Za-z_]{40}"
+    r"|\bhf_[0-9A-Za-z]{30}"
+    r"|\bsk-[0-9A-Za-z_-]{20}"
+    r"|\bxox[abeoprs]-[0-9A-Za-z-]{10}"
+    r"|\beyJ[0-9A-Za-z_-]{8,2000}+\.eyJ[0-9A-Za-z_-]{8,2000}+\."
+)
+"""Shapes of private keys and access tokens that common services hand out."""
+_SAID = re.compile(
+    rf"(?<![\w.-])[\w.-]*?(?:{_WORDS})[\"']?\s*[=:]\s*"
+    r"(?:[\"'][^\"']{6,}[\"']|(?=[^\s,;)]*[0-9])(?=[^\s,;)]*[A-Za-z])[^\s,;)]{8,})",
+    re.IGNORECASE,
+)
+"""A name and what looks like its value, in text for people."""
 
 _lock = threading.Lock()
 _shown: dict[str, str] = {}
@@ -74,11 +97,16 @@ def masked(text: str) -> str:
         >>> masked("GET https://me:pw@host/v1?api_key=abc&n=2 failed")
         'GET https://***@host/v1?api_key=***&n=2 failed'
     """
+    return masked_urls(masked_known(text))
+
+
+def masked_known(text: str) -> str:
+    """The text without the values that `remember` was told."""
     with _lock:
         known = list(_shown.items())
     for value, shown in known:
         text = text.replace(value, shown)
-    return masked_urls(text)
+    return text
 
 
 def masked_urls(text: str) -> str:
@@ -147,6 +175,100 @@ def masked_tree(value: Any, name: str = "", *, is_below: bool = False) -> Any:
         kept = [masked_tree(v, name, is_below=is_secret) for v in cast(Sequence[Any], value)]
         return tuple(kept) if isinstance(value, tuple) else kept
     return value
+
+
+def secret_in_source(text: str) -> str | None:
+    """Where a Python source text holds a secret; None: no place that a name or a shape shows.
+
+    Text under a name that says nothing, and of no known shape, is found only if a variable of the
+    environment with a secret name has it.
+
+    Example:
+        >>> secret_in_source("def f(x, api_key='abc'): return x")
+        '`api_key`'
+        >>> secret_in_source("api_key = os.environ['API_KEY']")
+    """
+    values = {v for n, v in os.environ.items() if is_secret_name(n) and len(v) >= _LEAST}
+    if any(value in text for value in values) or masked_known(text) != text:
+        return "a value of the environment or of the configuration"
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    for node in ast.walk(tree):
+        for name, value in _named_values(node):
+            if is_secret_name(name) and _has_text(value):
+                return f"`{name}`"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            piece = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+            if _looks_secret(piece):
+                return f"a text in line {node.lineno}"
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and _looks_secret(token.string):
+            return f"the comment in line {token.start[0]}"
+    return None
+
+
+def _looks_secret(text: str) -> bool:
+    is_shaped = KEY_SHAPES.search(text) is not None or masked_urls(text) != text
+    return is_shaped or any("${" not in found[0] for found in _SAID.finditer(text))
+
+
+def _named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Values that a piece of source gives a name, with the name."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                yield from _assigned_values(target, value)
+        case ast.AnnAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
+            if value is not None:
+                yield from _assigned_values(target, value)
+        case ast.keyword(arg=str(name), value=value):
+            yield name, value
+        case ast.arguments():
+            plain = [*node.posonlyargs, *node.args]
+            pairs = [*zip(reversed(plain), reversed(node.defaults), strict=False)]
+            pairs += [(a, d) for a, d in zip(node.kwonlyargs, node.kw_defaults, strict=True) if d]
+            yield from ((argument.arg, default) for argument, default in pairs)
+        case ast.Dict(keys=keys, values=values):
+            for key, value in zip(keys, values, strict=True):
+                if isinstance(key, ast.Constant):
+                    is_block = key.value in _ALL_BELOW and isinstance(value, ast.Dict)
+                    below = value.values if is_block and isinstance(value, ast.Dict) else [value]
+                    yield from (("secret" if is_block else str(key.value), one) for one in below)
+        case ast.Tuple(elts=[ast.Constant(value=str(name)), value]):
+            yield name, value
+        case _:
+            pass
+
+
+def _assigned_values(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    match target, value:
+        case ast.Name(id=name) | ast.Attribute(attr=name), _:
+            yield name, value
+        case ast.Subscript(slice=ast.Constant(value=str(name))), _:
+            yield name, value
+        case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
+            for one, inner in zip(names, values, strict=True):
+                yield from _assigned_values(one, inner)
+        case _:
+            pass
+
+
+def _has_text(value: ast.expr) -> bool:
+    """Whether a value is made of text that is written there, and not of calls and names."""
+    match value:
+        case ast.Constant(value=str() | bytes() as text):
+            return bool(text) and "${" not in str(text)
+        case ast.BinOp() | ast.BoolOp() | ast.JoinedStr() | ast.Tuple() | ast.List() | ast.Set():
+            inner = ast.iter_child_nodes(value)
+            return any(_has_text(one) for one in inner if isinstance(one, ast.expr))
+        case ast.Dict(values=values):
+            return any(_has_text(one) for one in values)
+        case ast.Subscript(value=whole):
+            return _has_text(whole)
+        case _:
+            return False
 
 
 def mask_tracebacks() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole
 from luyen.data.raw_values import without_none
@@ -119,17 +120,43 @@ def _lines(value: Any, field: str) -> bytes:
     if isinstance(value, Mapping) or not isinstance(value, Iterable):
         raise UserError(field, _kind(value), "it is no list of rows", _FIX)
     lines: list[str] = []
-    for number, row in enumerate(cast(Iterable[Any], value), 1):
-        shown = repr(row)[:80]
-        if not isinstance(row, Mapping):
-            why = f"row {number} is of type {type(row).__name__}, and a row is a dict"
-            raise UserError(field, shown, why, _FIX)
-        try:
-            plain = without_none(dict(cast(Mapping[str, Any], row)))
-            lines.append(json.dumps(plain, ensure_ascii=False, allow_nan=False))
-        except (TypeError, ValueError, RecursionError) as error:
-            why = f"row {number} cannot be written as JSON: {error}"
-            raise UserError(field, shown, why, _FIX) from error
+    faults: list[BaseException] = []
+    with boundary(faults):  # rows are objects of the user, and so are their methods
+        for number, row in enumerate(cast(Iterable[Any], value), 1):
+            lines.append(_line(row, f"row {number}", field))
+    if faults and isinstance(faults[0], UserError):
+        raise faults[0]
+    if faults:
+        why = f"it raised after {len(lines)} rows: {last_line(faults[0])}"
+        raise UserError(field, _kind(value), why, _FIX) from faults[0]
     if not lines:
         raise UserError(field, "[]", "there are no rows in it", "give at least one row")
     return ("\n".join(lines) + "\n").encode()
+
+
+def _line(row: Any, at: str, field: str) -> str:
+    """A row as a line of JSON; a UserError that names it where it is no row."""
+    if not isinstance(row, Mapping):
+        why = f"{at} is of type {type(row).__name__}, and a row is a dict"
+        raise UserError(field, _kind(row), why, _FIX)
+    plain = dict(cast(Mapping[Any, Any], row))
+    try:
+        _refuse_odd_keys(plain)
+        line = json.dumps(without_none(plain), ensure_ascii=False, allow_nan=False)
+        line.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        why = f"{at} cannot be written as JSON: {error}"
+        raise UserError(field, [str(key) for key in plain][:9], why, _FIX) from error
+    return line
+
+
+def _refuse_odd_keys(value: Any) -> None:
+    """A TypeError for a key that is no text: JSON would make text of it."""
+    if isinstance(value, dict):
+        for key, inner in cast(dict[Any, Any], value).items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is no text")
+            _refuse_odd_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in cast(list[Any], value):
+            _refuse_odd_keys(inner)

@@ -9,14 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import final
+from typing import cast, final
 
 from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError
+from luyen.base.secrets import masked
 from luyen.telemetry.early_stopping import EarlyStopping, Stagnation
 from luyen.telemetry.metrics import StepMetrics
 from luyen.telemetry.output import say
 from luyen.telemetry.summary import note
+
+
+_LONGEST_REASON = 500
+"""Characters of a reason that are kept: it is one line of a summary."""
 
 
 @final
@@ -49,6 +54,11 @@ class Stop:
 
     reason: str
     """Why; the summary and `luyen runs` say it."""
+
+    def __post_init__(self) -> None:
+        reason = cast(object, self.reason)
+        if not isinstance(reason, str) or not reason.strip():
+            raise UserError("Stop.reason", repr(reason)[:80], "it is no text", "say why")
 
 
 class Callback:
@@ -142,7 +152,11 @@ class RunCallbacks:
                 method = getattr(callback, event)
                 answer = method(*given)
                 if isinstance(answer, Stop):
-                    self.reason = self.reason or answer.reason
+                    self.reason = self.reason or masked(answer.reason)[:_LONGEST_REASON]
+                elif answer is not None:
+                    raise TypeError(
+                        f"it returned a {type(answer).__name__}, and not None or a luyen.Stop"
+                    )
             if faults:
                 self._note_fault(f"{type(callback).__name__}.{event}", faults[0])
 

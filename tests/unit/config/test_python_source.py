@@ -1,7 +1,9 @@
 """Source text of functions: what another process imports is the function with all it uses."""
 
+import importlib
 import linecache
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,3 +191,200 @@ def test_an_object_without_source_is_absent_elsewhere(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"give it again: luyen\.train"):
         load_function(str(elsewhere), "reads", field="reward")
+
+
+# What is written computes what the object computes, or the object has no source.
+
+
+def run_as_script(tmp_path: Path, text: str) -> dict[str, Any]:
+    (tmp_path / "one.py").write_text(text)
+    linecache.checkcache()
+    return runpy.run_path(str(tmp_path / "one.py"), run_name="__main__")
+
+
+def test_a_file_that_has_changed_since_is_not_the_source(tmp_path: Path):
+    function = run_as_script(tmp_path, "def f(n):\n    return n + 1\n")["f"]
+    assert imported(module_text({"f": function}), "f")(1) == 2
+    for later in ("def f(n):\n    return n + 2\n", "\n\ndef g(m):\n    return m + 1\n"):
+        (tmp_path / "one.py").write_text(later)
+        linecache.checkcache()
+        with pytest.raises(NoSource):
+            module_text({"f": function})
+
+
+WRAPPED = """
+import functools
+def plain(n):
+    return n
+@functools.wraps(plain)
+def f(n):
+    return 2 * plain(n)
+def other(n):
+    return n
+f.__wrapped__ = other
+"""
+SHADOWED = """
+t = [1, 2]
+def f(n):
+    def g(t):
+        t.append(n)
+    g([])
+    return t
+"""
+NONLOCAL = """
+def made():
+    n = 0
+    def f(_):
+        nonlocal n
+        n += 1
+        return n
+    return f
+f = made()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("def f(n):\n    return f.by * n\nf.by = 3\n", "has attributes"),
+        ("w = object()\ndef f(n, by=w):\n    return n\nw = 0\n", "the default `w` of `f`"),
+        ("k = 4\ndef f(n):\n    return globals().get('k', 0)\n", "`globals`"),
+        ("k = 4\ndef f(n):\n    return eval('k')\n", "`eval`"),
+        (SHADOWED, "`t` in `f`"),
+        (NONLOCAL, "changes a variable"),
+        (WRAPPED, "wrapped by what its source does not name"),
+        ("def f(n):\n    return [1][n]\nf = lambda n, f=f: f(n)\n", "the default `f`"),
+    ],
+)
+def test_what_the_source_does_not_show_has_none(tmp_path: Path, text: str, why: str):
+    function = run_as_script(tmp_path, text)["f"]
+    with pytest.raises(NoSource, match=why):
+        module_text({"f": function})
+
+
+DECORATED = """
+def twice(g):
+    def h(n):
+        return 2 * g(n)
+    return h
+@twice
+def f(n):
+    return n
+"""
+CLASS = """
+class Sums:
+    by = 3
+    def plus(self, n):
+        return n + self.by
+def f(n):
+    return Sums().plus(n)
+"""
+DEFAULTS = """
+def f(n, by=1, *, to=2):
+    return by, to
+f.__defaults__ = (5,)
+f.__kwdefaults__["to"] = 7
+"""
+DOCUMENTED = '''
+from __future__ import annotations
+import os.path as p
+def f(n: int) -> str:
+    """One.
+
+    Two.
+    """
+    return p.join("a", str(n))
+'''
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "v = float('nan')\ndef f(n, by=v):\n    return by\nv = 0\n",
+        "v = float('-inf')\ndef f(n):\n    return v\n",
+        "def g(n):\n    return 2 * n\ndef f(n):\n    return n\nf.__code__ = g.__code__\n",
+        "def f(n):\n    return 1 if n < 2 else n * f(n - 1)\n",
+        "def made():\n    def f(n):\n        return 1 if n < 2 else n * f(n - 1)\n    return f\nf = made()\n",
+        DEFAULTS,
+        DECORATED,
+        DOCUMENTED,
+    ],
+)
+def test_what_is_written_computes_the_same(tmp_path: Path, text: str):
+    function = run_as_script(tmp_path, text)["f"]
+    again = imported(module_text({"f": function}), "f")
+    assert repr(again(5)) == repr(function(5))
+
+
+@pytest.mark.parametrize("change", ["Sums.by = 4", "Sums.plus = lambda self, n: 0"])
+def test_a_class_that_was_changed_is_not_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "sums_script.py").write_text(CLASS)
+    names: dict[str, Any] = vars(importlib.import_module("sums_script"))
+    names["Sums"].__module__ = names["f"].__module__ = "__main__"
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules.pop("sums_script"))
+    assert imported(module_text({"f": names["f"]}), "f")(1) == 4
+    exec(change, names)
+    with pytest.raises(NoSource, match="has changed"):
+        module_text({"f": names["f"]})
+
+
+KEY = "hunter2hunter2"
+SHAPED = "sk-0123456789abcdefghijABCDEFGHIJ"
+HIDDEN = [
+    f"def f(n, api_key='{KEY}'):\n    return n\n",
+    f"def f(n, *, password='{KEY}'):\n    return n\n",
+    f"x = '{KEY}'\ndef f(n, token=x):\n    return n\nx = ''\n",
+    f"def f(n):\n    api_key: str = '{KEY}'\n    return n\n",
+    f"def f(n):\n    user, password = 'me', '{KEY}'\n    return n\n",
+    f"def f(n):\n    return dict(Authorization='Bearer {KEY}')\n",
+    f"def f(n):\n    return {{'headers': {{'x': '{KEY}'}}}}\n",
+    f"def f(n):\n    return [('Authorization', '{KEY}')]\n",
+    f"def f(n):\n    return len('https://me:{KEY}@host/')\n",
+    f"def f(n):\n    'Uses api_key={KEY}.'\n    return n\n",
+    f"def f(n):\n    # password: {KEY}\n    return n\n",
+    f"API_KEY = b'{KEY}'\ndef f(n):\n    return API_KEY\n",
+    f"def f(n):\n    return len('{SHAPED}')\n",
+    f"import threading\nk = threading.Lock()\ndef f(n, password='{KEY}'):\n    return str(k)\n",
+]
+
+
+@pytest.mark.parametrize("text", HIDDEN)
+def test_no_file_holds_a_secret_that_a_name_or_a_shape_shows(tmp_path: Path, text: str):
+    function = run_as_script(tmp_path, text)["f"]
+    file = write_objects(tmp_path / "inputs", "reward", {"f": function}, live={"f": function})
+    assert file.absent is not None
+    written = file.path.read_text()
+    assert KEY not in written
+    assert SHAPED not in written
+    assert file.path.stat().st_mode & 0o77 == 0
+
+
+def test_no_file_holds_a_value_of_a_secret_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    function = run_as_script(tmp_path, "x = 'plainword9'\ndef f(n):\n    return len(x)\n")["f"]
+    assert "plainword9" in module_text({"f": function})
+    monkeypatch.setenv("JUDGE_TOKEN", "plainword9")
+    file = write_objects(tmp_path / "inputs", "reward", {"f": function}, live={"f": function})
+    assert "plainword9" not in file.path.read_text()
+
+
+FROM_ENVIRONMENT = '''
+import os
+def f(n, token=None):
+    """Score.
+
+    token: the mark of an end.
+    """
+    api_key = os.environ["API_KEY"]
+    return [api_key, token, n.eos_token == "</s>"]
+'''
+
+
+def test_a_function_that_reads_its_secret_from_the_environment_is_written(tmp_path: Path):
+    function = run_as_script(tmp_path, FROM_ENVIRONMENT)["f"]
+    file = write_objects(tmp_path / "inputs", "reward", {"f": function}, live={"f": function})
+    assert file.absent is None

@@ -1,5 +1,6 @@
 """Rows given as Python objects are read back as the rows that they were."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,43 @@ def test_what_is_no_row_is_named(tmp_path: Path, rows: Any, why: str):
 def test_names_of_files_are_told_from_rows():
     assert are_addresses([Path("a.jsonl"), "hf://org/name"])
     assert not are_addresses([])
+
+
+class Raising:
+    """Rows that end their reader."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield {"question": "1+1=", "answer": "2"}
+        raise SystemExit(0)
+
+
+class Unprintable(dict[str, Any]):
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def deep(levels: int) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for _ in range(levels):
+        row = {"a": row}
+    return row
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (Raising(), "raised after 1 rows: SystemExit: 0"),
+        ([Unprintable(a=object())], "row 1 cannot be written as JSON"),
+        ([{"a": 1}, {"a": "\ud800"}], "row 2 cannot be written as JSON: 'utf-8'"),
+        ([deep(5000)], "row 1 cannot be written as JSON: maximum recursion"),
+        ([{"a": 10**5000}], "row 1 cannot be written as JSON: Exceeds the limit"),
+        ([{"a": 1, 3: "x"}], "the key 3 is no text"),
+        ([{"extra_info": [{1: "a", "1": "b"}]}], "the key 1 is no text"),
+        ([{"extra_info": {True: "a"}}], "the key True is no text"),
+    ],
+)
+def test_rows_that_cannot_be_written_as_they_are_are_refused(tmp_path: Path, rows: Any, said: str):
+    with pytest.raises(UserError) as refused:
+        write_rows(rows, tmp_path, "train")
+    assert said in refused.value.why
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from luyen.base.errors import UserError
 from luyen.telemetry.callbacks import Callback, RunCallbacks, Stop, TrainingProgress
 from luyen.telemetry.early_stopping import EarlyStopping, Stagnation
 from luyen.telemetry.metrics import StepMetrics
@@ -72,6 +73,31 @@ class Careless(Callback):
     def on_end(self, progress: TrainingProgress, reason: str | None) -> None:
         self.told.append(reason)
         raise SystemExit(3)
+
+
+@pytest.mark.parametrize("reason", [None, "", " ", 3])
+def test_a_stop_says_why(reason: Any):
+    with pytest.raises(UserError, match=r"Stop\.reason"):
+        Stop(reason=reason)
+
+
+class Odd(Callback):
+    """Gives what is no answer, and then a reason that holds a password."""
+
+    def on_step(self, progress: TrainingProgress, metrics: Mapping[str, float]) -> Any:
+        return True if progress.step == 1 else Stop(reason=f"see https://me:pw@host {'x' * 9000}")
+
+
+def test_an_answer_that_is_none_is_noted_and_a_reason_is_masked(tmp_path: Path):
+    callbacks = RunCallbacks(tmp_path, None)
+    callbacks.use([Odd()])
+    callbacks.recorded(1, 4, {"m": 1.0}, {})
+    assert "Odd.on_step failed: TypeError: it returned a bool" in last_note(tmp_path)
+    assert callbacks.reason is None
+    callbacks.recorded(2, 4, {"m": 1.0}, {})
+    assert callbacks.reason is not None
+    assert callbacks.reason.startswith("see https://***@host x")
+    assert len(callbacks.reason) == 500
 
 
 def test_a_callback_cannot_harm_the_run(tmp_path: Path):

@@ -283,7 +283,7 @@ def _answer(response: Response, api: ApiEndpoint, group: GroupId, sample: int) -
     """The answer of a reply; a fault where it is none."""
     try:
         reply: Any = json.loads(response.body)
-        choice: Any = reply["choices"][0]
+        [choice] = reply["choices"]  # one was asked for; which of two is the answer is not known
         message: Any = choice["message"]
         text, reason = message.get("content"), choice.get("finish_reason")
         count: Any = reply["usage"]["completion_tokens"]
@@ -293,6 +293,11 @@ def _answer(response: Response, api: ApiEndpoint, group: GroupId, sample: int) -
     if message.get("tool_calls"):
         said = "it read tool calls out of the answer, whose text is not sent then"
         raise _RequestFault(said, may_pass=False)
+    if message.get("refusal"):
+        said = f"it refused: {str(message['refusal'])[:200]!r}"
+        raise _RequestFault(said, may_pass=False)
+    if isinstance(text, str) and any("\ud800" <= c <= "\udfff" for c in text):
+        raise _RequestFault("its text holds half of a surrogate pair", may_pass=False)
     if type(count) is not int or not 0 <= count <= _MOST_TOKENS:
         raise _RequestFault(f"it counts {str(count)[:40]!r} tokens", may_pass=False)
     if reason not in _STOPS or not isinstance(text, str | None):

@@ -307,6 +307,9 @@ def split_callbacks(given: Sequence[Any]) -> tuple[list[Callback], dict[str, Any
         >>> split_callbacks([EarlyStopping(metric="reward/mean")])[1]["trainer.early_stopping.mode"]
         'max'
     """
+    if not isinstance(cast(object, given), list | tuple):
+        fix = "give a list: callbacks=[...]"
+        raise UserError("callbacks", type(given).__name__, "it is no list of callbacks", fix)
     rules = [one for one in given if isinstance(one, EarlyStopping)]
     if len(rules) > 1:
         why = "a run has one metric that stops it"
