@@ -224,6 +224,9 @@ def mixture_faults(data: DataConfig) -> Iterator[tuple[str, str, str]]:
         yield "train_weights", "a weight is negative", "give 0 or more"
     elif data.train_weights and not any(data.train_weights):
         yield "train_weights", "all of them are 0: no row would be taken", "raise one"
+    if data.train_weights and files > 1 and data.train_max_samples >= 0:
+        why = "it keeps the first rows of all files together: nothing may be left of later ones"
+        yield "train_max_samples", why, "use data.train_file_samples, with a number for each"
     if any(most == 0 or most < -1 for most in data.train_file_samples):
         yield "train_file_samples", "no row of a file would be left", "give -1 or 1 and more"
     if len(set(data.train_names)) < len(data.train_names):
