@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast, final
@@ -104,8 +105,14 @@ class Report:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a Python package could be imported here, without importing it."""
-    return importlib.util.find_spec(package) is not None
+    """Whether a package, or a module in one, could be imported here, without importing it."""
+    root, *inner = package.split(".")
+    found, name = importlib.util.find_spec(root), root
+    for part in inner:
+        name = f"{name}.{part}"
+        places = None if found is None else found.submodule_search_locations
+        found = None if places is None else PathFinder.find_spec(name, places)
+    return found is not None
 
 
 def check(

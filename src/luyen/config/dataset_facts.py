@@ -234,6 +234,9 @@ def mixture_faults(data: DataConfig) -> Iterator[tuple[str, str, str]]:
     elif data.train_weights and _are_too_far_apart(data.train_weights):
         why = "a file would get a row in 1e15 or fewer, or their sum is no number"
         yield "train_weights", why, "give weights that are nearer to each other, or 0"
+    if data.train_weights and files > 1 and data.train_max_samples >= 0:
+        why = "it keeps the first rows of all files together: nothing may be left of later ones"
+        yield "train_max_samples", why, "use data.train_file_samples, with a number for each"
     if any(most == 0 or most < -1 for most in data.train_file_samples):
         yield "train_file_samples", "no row of a file would be left", "give -1 or 1 and more"
     if len(set(data.train_names)) < len(data.train_names):

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, TypeAlias, final
 
-from luyen.config.catalog import PREFERENCE_LOSSES, EstimatorFacts, LossFacts, PreferenceFacts
+from luyen.config.catalog import (
+    PREFERENCE_LOSSES,
+    ROLLOUT_ENGINES,
+    EstimatorFacts,
+    LossFacts,
+    PreferenceFacts,
+)
 from luyen.config.machine import Machine
 from luyen.config.schema.algorithm import PreferenceConfig
 from luyen.config.schema.run import RunConfig
@@ -305,7 +311,10 @@ def plan_placement(
         roles += _reference_roles(config, shared)
         return Placement(device=device, world_size=world_size, runtime=runtime, roles=tuple(roles))
     replicas = count_replicas(config)
-    roles.append(_rollout_role(rollout.name, replicas, _place(pool, device, shared)))
+    place = _place(pool, device, shared)
+    if runtime == "local" and has_server(config):
+        place = "running servers" if rollout.server_urls else f"{device}, a server that it starts"
+    roles.append(_rollout_role(rollout.name, replicas, place))
     roles += _reference_roles(config, _place(reference, device, shared))
     if needs_critic(config, estimator):
         engine = _strategy(actor.strategy, critic[0] * critic[1] if critic else world_size)
@@ -322,6 +331,12 @@ def plan_placement(
         reference_pool=reference,
         critic_pool=critic,
     )
+
+
+def has_server(config: RunConfig) -> bool:
+    """Whether a built-in engine is named that generates in a server."""
+    facts = ROLLOUT_ENGINES.get(config.actor_rollout_ref.rollout.name)
+    return facts is not None and facts.is_server
 
 
 def _strategy(name: str, ranks: int) -> str:

@@ -129,3 +129,13 @@ def test_a_pass_holds_a_whole_conversation(places: dict[str, str]) -> None:
     [found] = [p for p in problems((f"{wide}1000", talks), places) if p.id == "R10"]
     assert "all that was said" in found.why
     assert not [p for p in problems((f"{wide}1023", talks), places) if p.id == "R10"]
+
+
+def test_a_limit_of_all_rows_beside_weights_of_files_is_refused(places: dict[str, str]) -> None:
+    """It keeps the first rows of all files together, so that the second file could have none."""
+    sums, products = "arithmetic://sum?size=12", "arithmetic://product?digits=1&size=9"
+    mixture = (f"data.train_files=['{sums}', '{products}']", "data.train_weights=[3, 1]")
+    found = {p.id: p.field for p in problems((*mixture, "data.train_max_samples=2"), places)}
+    assert found["D18"] == "data.train_max_samples"
+    for words in (mixture, (*mixture, "data.train_file_samples=[2, 2]")):
+        assert "D18" not in {p.id for p in problems(words, places)}
