@@ -108,7 +108,8 @@ def test_scripts_that_grow_without_bound_are_refused():
 
 
 def test_a_variable_outside_of_quotes_gives_as_many_words_as_it_has():
-    blocks = 'n=4\nMODEL="\n    a.b=$n \\\n    c.d=[x] \\\n    e.f=\'{g: 1}\'"\nBOTH="$MODEL h.i=2"\nNONE=""'
+    blocks = "n=4\nMODEL=\"\n    a.b=$n \\\n    c.d=[x] \\\n    e.f='{g: 1}'\""
+    blocks += '\nBOTH="$MODEL h.i=2"\nNONE=""'
     assert words(f"{blocks}\n{HEAD} j.k=1 $BOTH $NONE l.m=2") == [
         *("j.k=1", "a.b=4", "c.d=[x]", "e.f='{g:", "1}'", "h.i=2", "l.m=2")
     ]

@@ -23,7 +23,7 @@ _VARIABLE = re.compile(
 )
 _DOCUMENT = re.compile(r"""<<-?\s*["']?([A-Za-z_]\w*)["']?""")
 _MOST_QUOTED_LINES = 200
-"""Lines of the longest text in quotes; a longer one is an apostrophe in something that is no code."""
+"""Lines of the longest text in quotes: a longer one is an apostrophe in what is no code."""
 _HOME, _HERE = "~", "."
 _MOST_DEPTH = 20
 _MOST_CHARACTERS = 200_000
