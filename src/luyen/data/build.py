@@ -106,15 +106,23 @@ def build_data(
         )
         validation = with_tools(validation, offered) if offered is not None else validation
         validation = _prepared(validation, data, renderer, "data.val_files")
-    known = {prompt.uid for prompt in train.prompts}
     return TrainData(
         train=train,
         validation=validation,
         sampler=build_sampler(data, train, seed=seed),
         renderer=renderer,
-        num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
+        num_leaked=num_leaked(train, validation),
         names=prompt_names(data, train),
     )
+
+
+def num_leaked(train: Dataset, validation: Dataset | None) -> int:
+    """Validation prompts that are also trained on."""
+    if validation is None:
+        return 0
+    measured = Counter(prompt.uid for prompt in validation.prompts)
+    known = {prompt.uid for prompt in train.prompts if prompt.uid in measured}
+    return sum(measured[uid] for uid in known)
 
 
 def prompt_names(data: DataConfig, dataset: Dataset) -> dict[str, str]:
@@ -126,7 +134,7 @@ def prompt_names(data: DataConfig, dataset: Dataset) -> dict[str, str]:
     return {prompt.uid: names[file] for prompt, file in pairs}
 
 
-def load_prompts(files: Sequence[str], data: DataConfig, *, most: int) -> tuple[Prompt, ...]:
+def load_prompts(files: Sequence[str], data: DataConfig, *, most: int) -> Sequence[Prompt]:
     """Rows as prompts in their order, however long they are: no tokenizer measures them.
 
     `most`: at most so many rows; -1: all.

@@ -88,7 +88,7 @@ def validate(run: OnlineRun) -> dict[str, float]:
     """Generate and score the validation prompts; metrics of the finished step, if there are any."""
     if run.data.validation is None:
         return {}
-    prompts: tuple[Prompt, ...] = run.data.validation.prompts
+    prompts: Sequence[Prompt] = run.data.validation.prompts
     val_kwargs = run.config.actor_rollout_ref.rollout.val_kwargs
     run.open_validation_journal()
     with run.phase("validate"):

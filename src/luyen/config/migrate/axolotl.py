@@ -51,6 +51,7 @@ SYNONYMS = {
     "vllm.max_model_len": "vllm_max_model_length",
     "trl.vllm_max_model_len": "vllm_max_model_length",
     "excess_length_strategy": "truncation_mode",
+    "evaluation_strategy": "eval_strategy",
 }
 _METHODS = ("dpo", "ipo", "kto", "orpo", "simpo", "grpo", "gdpo", "bco")
 _DEFAULTS: dict[str, Any] = {

@@ -93,6 +93,7 @@ def read_words(words: Sequence[str], source: SourceConfig) -> SourceConfig:
         values = merged(values, tree.values)
         if tree.problems:
             found[key] = raw
+    found |= {word: word for word in words if "=" not in word and open_names(word)}  # any keys
     if file is None and options.get("config-name", "").removesuffix(".yaml") not in ("", *BASES):
         found["--config-name"] = options["config-name"]
     processes = options.get("nproc_per_node") or options.get("nproc-per-node")
@@ -125,9 +126,7 @@ def entries(source: SourceConfig) -> list[Entry]:
     found: list[Entry] = []
     for key, value in source.values.items():
         if isinstance(value, str) and open_names(value):
-            names = ", ".join(open_names(value))
-            why = f"the script does not say what {names} is; set {_place(key, source)} by hand"
-            found.append(Entry(source=key, value=shown(value), outcome=missing(why)))
+            found.append(_open_entry(key, value, source))
             continue
         if key.startswith("~"):
             why = "it takes a key of verl's own file away: set by hand what it is then"
@@ -144,6 +143,15 @@ def entries(source: SourceConfig) -> list[Entry]:
                 Entry(source=name, value=value, outcome=keep({key: value}), is_default=True)
             )
     return [*found, *_more_defaults(source, taken)]
+
+
+def _open_entry(key: str, value: str, source: SourceConfig) -> Entry:
+    """A value, or a word of the command, that only a shell knows."""
+    todo = (
+        "write its keys into the command" if key == value else f"set {_place(key, source)} by hand"
+    )
+    why = f"the script does not say what {', '.join(open_names(value))} is; {todo}"
+    return Entry(source=shown(key), value=shown(value), outcome=missing(why))
 
 
 def _place(key: str, source: SourceConfig) -> str:

@@ -60,7 +60,7 @@ class Evaluator:
         self.broken: list[Rollout] = []
         """Rollouts that failed before their end and were not scored."""
 
-    def prompts(self, files: tuple[str, ...], *, most: int | None = None) -> tuple[Prompt, ...]:
+    def prompts(self, files: tuple[str, ...], *, most: int | None = None) -> Sequence[Prompt]:
         """Rows of files as the run sees them, in their order, with the tools on offer."""
         opened = self._opened
         offered = self._tool_env.offered if self._tool_env is not None else None
@@ -125,7 +125,7 @@ def prompts_of_run(
     *,
     most: int | None = None,
     offered: Offered | None = None,
-) -> tuple[Prompt, ...]:
+) -> Sequence[Prompt]:
     """Rows of files within the limits of a run, in their order and with their duplicates."""
     changes: dict[str, object] = {
         "train_files": files,
@@ -164,7 +164,7 @@ class Measurement:
     """`val/...` as in the run's own metrics."""
     groups: tuple[ScoredGroup, ...]
     """Every rollout with its score."""
-    prompts: tuple[Prompt, ...] = ()
+    prompts: Sequence[Prompt] = ()
     """All prompts, in the order of their requests."""
     broken: tuple[Rollout, ...] = ()
     """Rollouts that failed before their end and were not scored."""
