@@ -77,6 +77,7 @@ app = typer.Typer(
 
 COMMANDS = {
     "check": "check",
+    "plan": "plan",
     "train": "train",
     "eval": "evaluate",
     "sweep": "sweep",
