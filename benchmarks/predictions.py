@@ -2,12 +2,13 @@
 
     python benchmarks/predictions.py
 
-prints the table of docs/simulate.md. Measured figures are those of docs/benchmarks.md, the mean where
-several sessions measured the same.
+prints the tables of docs/simulate.md. Measured figures are those of docs/benchmarks.md,
+the mean where several sessions measured the same.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 from luyen.config.check import check
@@ -15,8 +16,8 @@ from luyen.config.machine import Machine
 from luyen.config.model_folder.config_json import ModelShape
 from luyen.config.simulation.cost import GenerationWork, ModelCost, PassWork
 from luyen.config.simulation.hardware import H200
-from luyen.config.simulation.published_shapes import published_shape
-from luyen.config.simulation.step import Lengths, Simulation, simulate
+from luyen.config.simulation.scales import Scenario, planned_scales, published_shape
+from luyen.config.simulation.step import RolloutLengths, Simulation, simulate
 
 GIB = 1024**3
 SMOLLM2, QWEN = "HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-1.5B-Instruct"
@@ -43,7 +44,7 @@ class Figure:
     predicted: float
     """By the simulation."""
     use: str
-    """fitted: a constant was chosen by it; held out: none was; miss: outside of what is modelled."""
+    """fitted: a constant was chosen by it; held out: none was; miss: not what is modelled."""
 
     @property
     def error(self) -> float:
@@ -99,10 +100,8 @@ def run_of_the_benchmark() -> Simulation:
     report = check([], words, machine=machine)
     plan, shape = report.plan, published_shape(SMOLLM2)
     assert shape is not None
-    lengths = Lengths(prompt=256, answer=256)
-    return simulate(
-        report.config, shape, plan.batch, plan.where, hardware=H200, lengths=lengths
-    )
+    lengths = RolloutLengths(prompt=256, answer=256)
+    return simulate(report.config, shape, plan.batch, plan.where, hardware=H200, lengths=lengths)
 
 
 def small_figures() -> Iterator[Figure]:
@@ -111,9 +110,7 @@ def small_figures() -> Iterator[Figure]:
     for rows, measured in ((256, 101.6e3), (1024, 143.2e3)):
         name = f"135M: decode, {rows:,} rows at 1,024 context"
         predicted = decode_rate(model, rows)
-        yield Figure(
-            name=name, unit="tokens/s", measured=measured, predicted=predicted, use=FITTED
-        )
+        yield Figure(name=name, unit="tokens/s", measured=measured, predicted=predicted, use=FITTED)
     for budget, rate in ((160_000, 67.2e3), (32_768, 65.2e3)):
         work = GenerationWork(prompts=256, prompt=RAGGED, new=RAGGED, pass_tokens=budget)
         tokens = sum(new for _, new in work.lengths())
@@ -208,7 +205,7 @@ def larger_figures() -> Iterator[Figure]:
         use=FITTED,
     )
     turns = [
-        GenerationWork(prompts=64, prompt=(512 + 768 * turn,) * 2, new=(256, 256))
+        GenerationWork(prompts=64, prompt=(512 + 768 * turn, 512 + 768 * turn), new=(256, 256))
         for turn in range(8)
     ]
     yield Figure(
@@ -251,5 +248,42 @@ def _shown(value: float, unit: str) -> str:
             return f"{value:.0%}"
 
 
+RECIPES = Path(__file__).parents[1] / "recipes" / "cluster"
+SCALES = {
+    "qwen_7b": (8, 64, 256, 1024),
+    "qwen_32b": (32, 64, 256, 1024),
+    "qwen_30b_a3b": (8, 64, 256, 1024),
+    "llama_70b": (128, 256, 512, 1024),
+}
+"""Recipe -> numbers of GPUs; batches grow from the first one on."""
+
+
+def scale_table() -> str:
+    """Simulated steps of the recipes at several scales, in Markdown."""
+    names = ("generate", "score", "update", "publish")
+    head = f"| recipe | GPUs | step | tokens/s/GPU | {' | '.join(names)} | peak GiB |"
+    lines = [head, "|---" * 9 + "|"]
+    for recipe, gpus in SCALES.items():
+        files = (RECIPES / f"{recipe}.yaml",)
+        scenario = Scenario(files=files, gpus=gpus, scales_batch=True)
+        for scale in planned_scales(scenario, simulates=True):
+            step = scale.step
+            assert step is not None
+            seconds = {phase.name: phase.cost.seconds for phase in step.phases}
+            parts = " | ".join(f"{seconds[name]:.1f}" for name in names)
+            whole = f"{step.seconds:.0f} | {step.tokens_per_second:,.0f}"
+            peak = f"{scale.memory.peak.total / GIB:.0f}"
+            lines.append(f"| {recipe} | {scale.gpus:,} | {whole} | {parts} | {peak} |")
+    return "\n".join(lines)
+
+
+def constants_table() -> str:
+    """Every constant and where it comes from, in Markdown."""
+    lines = ["| constant | value | source | |", "|---|---|---|---|"]
+    for name, one in H200.constants():
+        lines.append(f"| `{name}` | {one.value:.4g} {one.unit} | {one.source} | {one.note} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(table())
+    print(table(), scale_table(), constants_table(), sep="\n\n")

@@ -112,7 +112,7 @@ def _spread(index: int, low: int, high: int, step: float = 0.6180339887) -> int:
 def decode_segments(work: GenerationWork) -> Iterator[tuple[int, int, int]]:
     """(steps, rows, tokens read by all rows in all steps) while the running rows stay the same.
 
-    The first token of an answer belongs to its prompt. A row that ends makes room for a waiting one.
+    The first token of an answer belongs to its prompt. A row that ends makes room for another.
 
     Example:
         >>> list(decode_segments(GenerationWork(prompts=2, prompt=(5, 5), new=(3, 3))))
@@ -209,7 +209,8 @@ class ModelCost:
         copied = hardware.copy_rate.value
         waits = hardware.launch_time if self.is_eager else hardware.layer_latency
         return Cost(
-            compute=rows * (self._products(rate) + 2 * shape.vocab * shape.hidden / rate)
+            compute=rows
+            * (self._products(rate) + 2 * shape.vocab * shape.hidden / rate)
             / self.split,
             memory=moved / copied + cached / (copied * hardware.cache_share.value),
             latency=shape.layers * waits.value,
@@ -222,9 +223,7 @@ class ModelCost:
         head = 2 * shape.vocab * shape.hidden / rate
         compute = work.tokens * self._products(rate) + work.scored * head + self._attention(work)
         logits = 2 * work.scored * shape.vocab * _BF16
-        return Cost(
-            compute=compute, memory=self._traffic(work) + logits / hardware.copy_rate.value
-        )
+        return Cost(compute=compute, memory=self._traffic(work) + logits / hardware.copy_rate.value)
 
     def backward(self, work: PassWork, *, trains_all: bool, recomputes: bool) -> Cost:
         """The backward pass after `forward`; logits are computed again, and layers if so chosen."""

@@ -45,11 +45,11 @@ _BUCKETS = 16
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class RolloutLengths:
     """Tokens of rollouts and rows of a validation, which a configuration does not say.
 
     Example:
-        >>> Lengths(prompt=512, answer=768).answers(most=1024)
+        >>> RolloutLengths(prompt=512, answer=768).answers(most=1024)
         (512, 1024)
     """
 
@@ -64,7 +64,7 @@ class Lengths:
         """The widest range around the mean that no answer leaves.
 
         Example:
-            >>> Lengths(prompt=512, answer=1024).answers(most=1024)
+            >>> RolloutLengths(prompt=512, answer=1024).answers(most=1024)
             (1024, 1024)
         """
         reach = min(most - self.answer, self.answer - 1)
@@ -143,7 +143,7 @@ class SimulatedRun:
     """Its devices."""
     hardware: Hardware
     """What they are."""
-    lengths: Lengths
+    lengths: RolloutLengths
     """Tokens of its rollouts."""
 
     @property
@@ -172,9 +172,7 @@ class SimulatedRun:
 
     def shards(self, layout: ShardLayout, *, learned: int) -> ShardCost:
         """Transfers of a model in that layout."""
-        return ShardCost(
-            shape=self.shape, hardware=self.hardware, layout=layout, learned=learned
-        )
+        return ShardCost(shape=self.shape, hardware=self.hardware, layout=layout, learned=learned)
 
     @property
     def devices(self) -> int:
@@ -200,7 +198,7 @@ def simulate(
     where: Placement,
     *,
     hardware: Hardware,
-    lengths: Lengths,
+    lengths: RolloutLengths,
 ) -> Simulation:
     """Time and memory of a step; a UserError for a run that cannot be simulated."""
     _refuse(config, where, lengths)
@@ -214,24 +212,7 @@ def simulate(
     )
     gpus = (hardware.memory_bytes,) * hardware.gpus_per_node
     memory = plan_memory(config, shape, batch, where, Machine(cpus=1, ram_bytes=1, gpu_bytes=gpus))
-    peaks = {phase.name: phase.total for phase in memory.phases}
-    rows = rows_at_once(run, memory)
-    costs = [
-        ("generate", _generate(run, rows)),
-        ("score", Cost(host=batch.rollouts * hardware.rollout_time.value)),
-        ("log-probs", _logprobs(run)),
-        ("reference", _reference(run)),
-        ("critic", _critic(run)),
-        ("update", _update(run)),
-        ("publish", publication(run)),
-        ("validate", _validate(run, rows)),
-        ("save", _save(run)),
-    ]
-    phases = tuple(
-        SimulatedPhase(name=name, cost=cost, memory_bytes=_peak(peaks, name))
-        for name, cost in costs
-        if cost.seconds
-    )
+    phases = tuple(_phases(run, memory))
     training = sum(p.cost.seconds for p in phases if p.name not in ("generate", "publish"))
     is_apart = config.trainer.max_staleness > 0 and where.rollout_pool is not None
     return Simulation(
@@ -239,7 +220,7 @@ def simulate(
         hidden_s=min(phases[0].cost.seconds, training) if is_apart else 0.0,
         gpus=run.devices,
         tokens=batch.rollouts * (lengths.prompt + lengths.answer),
-        rows_at_once=rows,
+        rows_at_once=rows_at_once(run, memory),
         memory=memory,
         remarks=tuple(_remarks(run)),
     )
@@ -249,11 +230,28 @@ _PLANNED = {"reference": "log-probs", "critic": "update", "validate": "generate"
 """Phase -> the phase of the memory plan it belongs to, unless it has one of its own."""
 
 
-def _peak(peaks: dict[str, int], name: str) -> int | None:
-    return peaks.get(name, peaks.get(_PLANNED.get(name, "")))
+def _phases(run: SimulatedRun, memory: MemoryPlan) -> Iterator[SimulatedPhase]:
+    """The phases that take time, in the order of a step."""
+    peaks = {phase.name: phase.total for phase in memory.phases}
+    rows = rows_at_once(run, memory)
+    costs = [
+        ("generate", _generate(run, rows)),
+        ("score", Cost(host=run.batch.rollouts * run.hardware.rollout_time.value)),
+        ("log-probs", _logprobs(run)),
+        ("reference", _reference(run)),
+        ("critic", _critic(run)),
+        ("update", _update(run)),
+        ("publish", publication(run)),
+        ("validate", _validate(run, rows)),
+        ("save", _save(run)),
+    ]
+    for name, cost in costs:
+        if cost.seconds:
+            peak = peaks.get(name, peaks.get(_PLANNED.get(name, "")))
+            yield SimulatedPhase(name=name, cost=cost, memory_bytes=peak)
 
 
-def _refuse(config: RunConfig, where: Placement, lengths: Lengths) -> None:
+def _refuse(config: RunConfig, where: Placement, lengths: RolloutLengths) -> None:
     """A UserError where no closed form says how long a step takes."""
     trainer, rollout, data = config.trainer, config.actor_rollout_ref.rollout, config.data
     stage, device, name = trainer.stage, where.device, rollout.name
@@ -354,9 +352,7 @@ def _learned(run: SimulatedRun, layout: ShardLayout, *, learned: int, has_head: 
     cost = ModelCost(shape=run.shape, hardware=run.hardware)
     trains_all = learned >= run.shape.parameters()
     recomputes = model.enable_gradient_checkpointing
-    device = cost.forward(work) + cost.backward(
-        work, trains_all=trains_all, recomputes=recomputes
-    )
+    device = cost.forward(work) + cost.backward(work, trains_all=trains_all, recomputes=recomputes)
     one = shards.around(device, learns=True) + shards.exchange(work.tokens, learns=True)
     passes = _launched(run, one, passes=3 if recomputes else 2).times(number)
     return (passes + shards.optimizer_step()).times(run.batch.optimizer_steps)
