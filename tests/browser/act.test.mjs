@@ -15,7 +15,9 @@ let acts;
 
 before(async () => {
   const folder = mkdtempSync(join(tmpdir(), "luyen-runs-"));
-  cpSync(join(RUNS, "luyen/quickstart"), join(folder, "luyen/quickstart"), { recursive: true });
+  for (const name of ["quickstart", "tools"]) {
+    cpSync(join(RUNS, "luyen", name), join(folder, "luyen", name), { recursive: true });
+  }
   studio = await startStudio(folder);
   browser = await openBrowser();
   opened = await openPage(browser, studio);
@@ -53,7 +55,7 @@ test("a run is started from the form, finishes, and its rollouts are opened", { 
   await page.waitForFunction(() => window.location.hash.startsWith("#/jobs/"));
   await page.locator("tr", { hasText: "from-the-form" }).locator(".tag.good").waitFor({ timeout: 300_000 });
   const ids = await runIds(studio);
-  const name = Object.keys(ids).find((one) => one !== "quickstart");
+  const name = Object.keys(ids).find((one) => one !== "quickstart" && one !== "tools");
   await show(page, `#/run/${ids[name]}`);
   await page.getByText(`${STEPS} / ${STEPS}`).first().waitFor();
   for (const [link, reward] of [
@@ -87,8 +89,59 @@ test("rows of a recipe are previewed with their mask", async (context) => {
   if (!acts) return context.skip("this server previews no data");
   const { page, faults } = opened;
   await show(page, "#/data");
-  await page.selectOption("#data-recipe", "quickstart");
+  await page.selectOption("#data-recipe", "kto");
   await page.getByRole("button", { name: "Show" }).click();
-  await page.locator("article").first().waitFor({ timeout: 60_000 });
+  await page.locator("article").first().waitFor({ timeout: 180_000 });
+  assert.equal(await page.locator("article").count(), 8);
+  assert.ok((await page.locator("article .trained").count()) >= 8);
+  assert.deepEqual(faults, []);
+});
+
+test("the tools of the run answer in a chat", { timeout: 300_000 }, async () => {
+  const { page, faults } = opened;
+  const ids = await runIds(studio);
+  await show(page, `#/chat?run=${ids.tools}`);
+  assert.ok(await page.locator("#chat-tools").isChecked());
+  await page.fill("#temperature", "0");
+  await page.fill("textarea", "923*336=");
+  await page.keyboard.press("Enter");
+  await page.getByText(/tokens in/).waitFor({ timeout: 200_000 });
+  const call = page.locator(".message.tool").first();
+  assert.match(await call.textContent(), /calculator\(/);
+  assert.deepEqual(faults, []);
+});
+
+test("a replay on request fills the strips that the files lack", { timeout: 300_000 }, async () => {
+  const { page, faults } = opened;
+  const { quickstart } = await runIds(studio);
+  const place = `#/run/${quickstart}/rollout/train/6/0?token=25`;
+  await show(page, place);
+  await page.getByRole("button", { name: "Replay this step" }).click();
+  await page.waitForFunction(() => window.location.hash.startsWith("#/jobs/"));
+  await page.locator("tr.chosen .tag.good").waitFor({ timeout: 250_000 });
+  await show(page, place);
+  await page.getByText("came out as recorded").waitFor();
+  assert.match(await page.locator(".token-facts").textContent(), /Entropy/);
+  assert.deepEqual(faults, []);
+});
+
+test("a checkpoint is served and talked to at its address", { timeout: 400_000 }, async () => {
+  const { page, faults } = opened;
+  const { quickstart } = await runIds(studio);
+  await show(page, `#/run/${quickstart}/export`);
+  await page.fill("#serve-port", "0");
+  await page.getByText("luyen serve").first().waitFor();
+  await page.getByRole("button", { name: "Serve", exact: true }).click();
+  await page.waitForFunction(() => window.location.hash.startsWith("#/jobs/"));
+  const row = page.locator("tr.chosen");
+  await row.getByText(/127\.0\.0\.1:\d+\/v1/).waitFor({ timeout: 250_000 });
+  await row.getByRole("link", { name: "Chat" }).click();
+  await page.fill("#max-tokens", "8");
+  await page.fill("textarea", "12+34=");
+  await page.keyboard.press("Enter");
+  await page.getByText(/tokens in/).waitFor({ timeout: 120_000 });
+  await show(page, "#/jobs");
+  await page.locator("tr", { hasText: "serve" }).getByRole("button", { name: "Stop" }).click();
+  await page.locator("tr", { hasText: "serve" }).locator(".tag.warn").waitFor({ timeout: 60_000 });
   assert.deepEqual(faults, []);
 });
