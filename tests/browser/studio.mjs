@@ -79,7 +79,7 @@ export async function show(page, hash) {
   await page.evaluate((next) => (window.location.hash = next), hash);
   await page.waitForFunction(() => document.querySelector("main h1, main h2, main .state, main .notice"));
   const still = () => !document.querySelector(".spinner");
-  await page.waitForFunction(still, null, { timeout: 20000 }).catch((error) => {
+  await page.waitForFunction(still, null, { timeout: 60000 }).catch((error) => {
     throw new Error(`${hash} goes on loading`, { cause: error });
   });
 }

@@ -273,6 +273,11 @@ def _answer_errors(app: FastAPI) -> None:
         what = f"{request.method} {request.scope['path'][:200]}: {error.detail}"
         return refused(Refusal(error.status_code, what, field="url"))
 
+    async def by_letters(_: Request, error: Exception) -> Response:
+        assert isinstance(error, UnicodeEncodeError)
+        why = "a text of the request holds half of a character (a lone surrogate)"
+        return refused(Refusal(422, why, field="body", fix="send whole characters"))
+
     async def by_form(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
@@ -289,5 +294,6 @@ def _answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(UserError, by_user)
     app.add_exception_handler(HTTPException, by_framework)
     app.add_exception_handler(RequestValidationError, by_form)
+    app.add_exception_handler(UnicodeEncodeError, by_letters)
     app.add_exception_handler(FileNotFoundError, unexpected)
     app.add_exception_handler(Exception, unexpected)

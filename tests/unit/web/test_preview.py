@@ -67,7 +67,7 @@ def test_the_studio_gives_the_rows_and_the_findings_about_them(tmp_path: Path):
         page = client.post("/data/preview", {"yaml": text, "limit": 3}).json
         assert len(page["rows"]) == 3
         assert all(str(one["key"]).startswith("data") for one in page["findings"])
-        wrong = client.post("/data/preview", {"yaml": text.replace("rl", "sft"), "limit": 3})
+        wrong = client.post("/data/preview", {"yaml": text.replace("rl", "preference"), "limit": 3})
         assert wrong.status == 422
         assert wrong.json["error"]["field"] == "data.train_files"
 

@@ -261,7 +261,7 @@ export const en = {
   "parity.what": "The trainer computes the log-probability of each sampled token again. Where the two differ, the update is not about the policy that acted.",
   "parity.empty": "No gap was recorded",
   "parity.worst": "Worst tokens",
-  "parity.noworst": "No token can be compared.",
+  "parity.noworst": "No step has recorded tokens whose two log-probabilities differ.",
   "parity.where": "Where",
   "parity.place": "step {step}, rollout {index}, token {position}",
   "parity.gap": "Gap",

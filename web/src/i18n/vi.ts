@@ -263,7 +263,7 @@ export const vi: Record<keyof typeof en, string> = {
   "parity.what": "Trainer tính lại log-xác suất của từng token đã lấy mẫu. Khi hai giá trị khác nhau, bước cập nhật không còn đúng với policy đã hành động.",
   "parity.empty": "Không có chênh lệch nào được ghi",
   "parity.worst": "Các token lệch nhất",
-  "parity.noworst": "Không có token nào so sánh được.",
+  "parity.noworst": "Chưa có bước nào ghi lại token có hai log-xác suất khác nhau.",
   "parity.where": "Vị trí",
   "parity.place": "bước {step}, rollout {index}, token {position}",
   "parity.gap": "Chênh lệch",

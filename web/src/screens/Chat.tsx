@@ -163,7 +163,7 @@ function Room({ sources }: { sources: ChatSource[] }) {
   };
   return (
     <div class="stack chat">
-      <div class="card row">
+      <div class="card row ends">
         <SourceChoice id="left" label={t("chat.left")} sources={sources} value={left} change={setLeft} />
         <SourceChoice id="right" label={t("chat.right")} sources={sources} value={right} change={setRight} none={t("chat.none")} />
         <div class="field short">
@@ -176,7 +176,7 @@ function Room({ sources }: { sources: ChatSource[] }) {
         </div>
         <button onClick={reset}>{t("chat.reset")}</button>
         {hasTools ? (
-          <label class="row toolbar">
+          <label class="row toolbar beside-input">
             <input id="chat-tools" type="checkbox" checked={tools} onChange={(event) => setTools(event.currentTarget.checked)} /> {t("chat.tools")}
           </label>
         ) : null}
@@ -212,7 +212,7 @@ function Room({ sources }: { sources: ChatSource[] }) {
         ))}
       </div>
       {error ? <Failure error={error} /> : null}
-      <form class="row compose" onSubmit={submit}>
+      <form class="row ends compose" onSubmit={submit}>
         <textarea
           class="grow"
           rows={2}

@@ -88,7 +88,7 @@ export function Data() {
           </select>
         </div>
         <textarea aria-label="YAML" rows={8} spellcheck={false} value={yaml} onInput={(event) => setYaml(event.currentTarget.value)} />
-        <div class="row">
+        <div class="row ends">
           <div class="field short">
             <label for="data-limit">{t("data.limit")}</label>
             <input id="data-limit" type="number" min="1" max="100" value={limit} onInput={(event) => setLimit(event.currentTarget.value)} />
@@ -103,7 +103,7 @@ export function Data() {
           <button class="primary" disabled={busy || !yaml.trim()}>
             {t("data.show")}
           </button>
-          <span class="legend small">
+          <span class="legend small beside-input">
             <i class="trained" /> {t("mask.yes")} <i class="masked" /> {t("mask.no")}
           </span>
         </div>

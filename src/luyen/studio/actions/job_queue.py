@@ -254,7 +254,7 @@ class JobQueue:
         if code is None and (process[1] if process else self._is_starting(record)):
             return record
         state: State = "failed"
-        if code == 0:
+        if code == 0 and not (record.is_server and record.is_stopping):
             state = "finished"
         elif record.is_stopping or code in _STOPPED:
             state = "stopped"
