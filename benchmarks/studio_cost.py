@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RENEWED = ("", "/series?name=reward/mean&name=actor/entropy", "/rollouts", "/timeline")
@@ -52,7 +53,7 @@ class Tab(threading.Thread):
         self._headers = {"Authorization": f"Bearer {token}"}
         self.events = 0
 
-    def _open(self, path: str) -> object:
+    def _open(self, path: str) -> Any:
         request = urllib.request.Request(f"{self._base}/api/v1{path}", headers=self._headers)
         return urllib.request.urlopen(request, timeout=600)
 

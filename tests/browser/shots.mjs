@@ -33,13 +33,13 @@ const prepare = {
   data: async (page) => {
     await page.selectOption("#data-recipe", "kto");
     await page.locator("form button.primary").click();
-    await page.locator("article").first().waitFor({ timeout: 300000 });
+    await page.locator("article").first().waitFor({ timeout: 900000 });
   },
   chat: async (page) => {
     await page.fill("#temperature", "0");
     await page.fill("textarea", "923*336=");
     await page.keyboard.press("Enter");
-    await page.waitForFunction(() => document.querySelector(".turn .dim.small"), null, { timeout: 300000 });
+    await page.waitForFunction(() => document.querySelector(".turn .dim.small"), null, { timeout: 900000 });
   },
 };
 const slow = new Set(["data", "chat"]);

@@ -59,6 +59,8 @@ export async function openPage(browser, studio, { language = "en", theme = "ligh
     },
     [language, theme],
   );
+  // a run is trained beside the browser, and may have all processors
+  context.setDefaultTimeout(120_000);
   const page = await context.newPage();
   const faults = [];
   const origin = new URL(studio.url).origin;

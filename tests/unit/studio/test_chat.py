@@ -75,7 +75,7 @@ def server(answer: Callable[[dict[str, Any], Write], None]) -> Iterator[str]:
 
             answer(body, write)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as found:

@@ -1,4 +1,4 @@
-"""The attacks that `luyen serve` was tried with, on the studio: requests, paths, bodies, clients."""
+"""The attacks that `luyen serve` was tried with, on the studio: requests, paths, bodies."""
 
 import gzip
 import json

@@ -113,11 +113,13 @@ def sheet() -> str:
 _DRAWINGS = """
 .bar{flex-wrap:wrap}.bar nav{display:flex;flex-wrap:wrap;flex-basis:auto;flex-direction:row}
 main>section{scroll-margin-top:calc(var(--bar) + 12px)}.missing{color:var(--dim);font-style:italic}
-figcaption{font-size:var(--text-s)}.key{margin-left:12px;color:var(--dim);white-space:nowrap}
+figcaption{display:flex;flex-wrap:wrap;gap:2px 12px;padding-bottom:8px;font-size:var(--text-s)}
+figcaption b{flex-basis:100%;font-size:var(--text-m)}.key{color:var(--dim);white-space:nowrap}
+@media(max-width:760px){.bar{position:static}}
 .key i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
 .chart-card svg{display:block;width:100%;height:auto}
-.chart-card text{fill:var(--dim);font-size:11px}
-.chart-card text.odd{fill:var(--bad);font-size:14px}line.rule{stroke:var(--line);stroke-width:1}
+.chart-card text{fill:var(--dim);font-size:14px}
+.chart-card text.odd{fill:var(--bad);font-size:16px}line.rule{stroke:var(--line);stroke-width:1}
 polyline{fill:none;stroke-width:1.8}polyline.pale{stroke-width:1;opacity:.35}polygon{opacity:.8}
 .hover{fill:transparent}.hover:hover{fill:var(--fg);fill-opacity:.07}
 td{overflow-wrap:anywhere}.s0{color:var(--dim)}.s2{color:var(--c2)}
