@@ -59,6 +59,8 @@ export async function openPage(browser, studio, { language = "en", theme = "ligh
     },
     [language, theme],
   );
+  // a run is trained beside the browser, and may have all processors
+  context.setDefaultTimeout(120_000);
   const page = await context.newPage();
   const faults = [];
   const origin = new URL(studio.url).origin;
@@ -79,7 +81,7 @@ export async function show(page, hash) {
   await page.evaluate((next) => (window.location.hash = next), hash);
   await page.waitForFunction(() => document.querySelector("main h1, main h2, main .state, main .notice"));
   const still = () => !document.querySelector(".spinner");
-  await page.waitForFunction(still, null, { timeout: 20000 }).catch((error) => {
+  await page.waitForFunction(still, null, { timeout: 60000 }).catch((error) => {
     throw new Error(`${hash} goes on loading`, { cause: error });
   });
 }

@@ -180,6 +180,8 @@ export interface Rollout extends Omit<RolloutRow, "tokens"> {
   data_source: string | null;
   siblings: { index: number; reward: Num; advantage: Num; tokens: Num }[];
   advantage_reason: string | null;
+  /** Where a replay of the step measured the tokens: whether it came out as recorded. */
+  replayed: { is_equal: boolean } | null;
   missing: Record<string, string>;
   /** Branches that a chat template rewrote. */
   earlier?: Message[][];
@@ -267,6 +269,8 @@ export interface Job {
   created: string | number | null;
   command: string;
   error: string | null;
+  is_server: boolean;
+  url: string | null;
 }
 
 export interface Jobs {
@@ -275,13 +279,24 @@ export interface Jobs {
 }
 
 export interface ChatSource {
-  kind: "checkpoint" | "model" | "url";
+  kind: "checkpoint" | "url";
   label: string;
-  run_id: string | null;
-  step: Num;
+  run_id?: string;
+  step?: number;
+  tools?: boolean;
+  url?: string;
+}
+
+export interface RowPart {
+  name: string;
+  stretches: { text: string; who: string; is_learned: boolean }[];
+  length: number;
+  learned: number;
+  notes: string[];
 }
 
 export interface DataPreview {
-  rows: { messages: Message[]; tokens: { text: string[]; mask: (number | boolean)[] }; problems: string[] }[];
+  rows: { at: string; parts: RowPart[]; problems: string[] }[];
+  problems: { at: string; message: string }[];
   findings: Finding[];
 }

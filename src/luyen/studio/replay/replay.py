@@ -22,6 +22,7 @@ from luyen.studio.replay.learner import (
     learn_step,
     open_learner,
     rebuild,
+    token_numbers,
 )
 from luyen.studio.replay.record import RecordedStep, ReplayRecord
 from luyen.studio.replay.regenerate import (
@@ -38,6 +39,7 @@ from luyen.studio.replay.results import (
     paired,
     token_changes,
 )
+from luyen.studio.token_file import write_token_numbers
 from luyen.telemetry.display import SilentDisplay
 from luyen.train.batch import batch_order
 from luyen.train.builders.run import learning_rules, total_steps
@@ -269,18 +271,30 @@ def open_schedule(config: RunConfig, record: ReplayRecord, step: int) -> Offline
     return OfflineSchedule(config=config, data=data.given, stage=stage, total_steps=steps)
 
 
-def replay_step(record: ReplayRecord, step: int, watch: Watch) -> ReplayedStep:
-    """Repeat a recorded step and compare it with the record."""
+def replay_step(
+    record: ReplayRecord, step: int, watch: Watch, *, tokens: Path | None = None
+) -> ReplayedStep:
+    """Repeat a recorded step and compare it with the record.
+
+    With `tokens`, log-probability and entropy of every token before the step go into that file.
+    """
     if record.is_offline:
+        if tokens is not None:
+            why = "the run learned from given rows: there are no rollouts in it"
+            raise UserError("--tokens", str(tokens), why, "leave it out")
         return replay_offline(record, step, watch)
     rebuilt = rebuild(record, step, watch)
     try:
         recorded = record.step(step)
+        measured = [] if tokens is None else token_numbers(rebuilt.run, recorded)
         learned = learn_step(rebuilt.run, recorded)
     finally:
         rebuilt.run.roles.close()
     checks = (*rebuilt.checks, check_step(record, step, learned))
     watch(len(checks), len(checks), checks[-1])
+    if tokens is not None:
+        is_equal = not any(one.unequal for one in checks)
+        write_token_numbers(tokens, measured, is_equal=is_equal)
     return ReplayedStep(
         run=str(record.directory.root),
         step=step,

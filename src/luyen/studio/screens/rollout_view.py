@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from luyen.base.errors import UserError
@@ -13,6 +14,7 @@ from luyen.studio.doctor.vocabulary import TokenText
 from luyen.studio.screens.folder import KnownRun, Refusal
 from luyen.studio.screens.rollout_index import RolloutIndex
 from luyen.studio.screens.rollout_query import previews, rows_of_group
+from luyen.studio.token_file import TokenNumbers, read_token_numbers
 from luyen.telemetry.rollout_files import RecordedRollout, StoredRollout, read_rollout_at
 
 _ROLES = {
@@ -25,21 +27,42 @@ _MOST_TOKENS = 200_000
 _NO_TRAINER = "the file has no log-probabilities of the trainer: "
 MISSING = {
     "validation": f"{_NO_TRAINER}nothing is trained on a validation",
-    "old": f"{_NO_TRAINER}it was written by an older version; `luyen replay` computes them",
+    "old": f"{_NO_TRAINER}it was written by an older version; a replay of the step computes them",
     "unused": f"{_NO_TRAINER}the step did not train on the rollout",
-    "bypass": f"{_NO_TRAINER}the algorithm takes those of the sampler",
-    "entropy": "entropies are recorded as a mean of the step only (actor/entropy)",
+    "bypass": f"{_NO_TRAINER}the algorithm takes those of the sampler; a replay of the step "
+    "computes them",
+    "entropy": "entropies are recorded as a mean of the step only (actor/entropy); a replay of the "
+    "step computes them",
     "advantage": "the step did not train on the rollout",
 }
 
 
+def token_file(folder: Path, known: KnownRun, step: int) -> Path:
+    """Where a replay that the studio started writes the numbers of the tokens of a step."""
+    return folder / ".studio" / "tokens" / known.id / f"step_{step:06d}.parquet"
+
+
 def rollout_page(
-    known: KnownRun, index: RolloutIndex, *, split: str, step: int, row: int, text: TokenText
+    known: KnownRun,
+    index: RolloutIndex,
+    *,
+    split: str,
+    step: int,
+    row: int,
+    text: TokenText,
+    folder: Path,
 ) -> dict[str, Any]:
-    """Everything of one rollout."""
+    """Everything of one rollout; `folder` is that of the runs."""
     stored = _stored(index, step, row)
     recorded = stored.recorded
-    rollout = recorded.rollout
+    rollout, replayed = recorded.rollout, None
+    if split == "train":
+        replayed = read_token_numbers(
+            token_file(folder, known, step),
+            group=str(rollout.group),
+            sample=rollout.sample,
+            tokens=rollout.tokens,
+        )
     [shown] = previews(index, [(step, row)], split=split, text=text)
     group = group_page(index, split=split, step=step, group=str(rollout.group), text=text)
     mine = {"index": row, "reward": shown["reward"], "advantage": _own_advantage(recorded)}
@@ -52,7 +75,8 @@ def rollout_page(
         "sample": rollout.sample,
         "messages": messages_of(rollout, rollout.calls, text),
         "earlier": [messages_of(branch, (), text) for branch in rollout.earlier],
-        "tokens": _streams(stored, text),
+        "tokens": _streams(stored, replayed and replayed[0], text),
+        "replayed": replayed and {"is_equal": replayed[1]},
         "reward_tree": None if rollout.score is None else score_json(rollout.score),
         "tool_calls": [_call(call) for call in rollout.calls],
         "given": [{"turn": turn, "value": value} for turn, value in rollout.given],
@@ -66,7 +90,7 @@ def rollout_page(
         ],
         "advantage_reason": why_zero(mine, group["rows"], is_used=recorded.advantages is not None,
                                      fault=rollout.fault, split=split),
-        "missing": _missing(stored, split),
+        "missing": {} if replayed else _missing(stored, split),
         "commands": {
             "replay": f"luyen replay {place} --step {step}",
             "regenerate": f"luyen replay {place} --step {step} --rollout {shlex.quote(name)}",
@@ -95,11 +119,16 @@ def _own_advantage(recorded: RecordedRollout) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _streams(stored: StoredRollout, text: TokenText) -> dict[str, Any]:
+def _streams(
+    stored: StoredRollout, replayed: TokenNumbers | None, text: TokenText
+) -> dict[str, Any]:
     rollout = stored.recorded.rollout
     count = min(len(rollout.tokens), _MOST_TOKENS)
     logps = rollout.logps[:count]
-    trainer = None if stored.trainer_logps is None else stored.trainer_logps[:count]
+    trainer, entropy = stored.trainer_logps, None
+    if replayed is not None:
+        trainer, entropy = trainer or replayed.trainer_logps, list(replayed.entropy[:count])
+    trainer = None if trainer is None else trainer[:count]
     ratio = None
     if trainer is not None:
         pairs = zip(trainer, logps, strict=True)
@@ -115,7 +144,7 @@ def _streams(stored: StoredRollout, text: TokenText) -> dict[str, Any]:
         "trainer_logprob": None if trainer is None else list(trainer),
         "ratio": ratio,
         "advantage": None if advantages is None else list(advantages[:count]),
-        "entropy": None,
+        "entropy": entropy,
         "kept_mass": list(rollout.kept_mass[:count]) or None,
         "version": list(rollout.versions[:count]),
         "left_out": len(rollout.tokens) - count,
