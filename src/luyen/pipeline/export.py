@@ -96,9 +96,8 @@ def export_checkpoint(
 ) -> ExportedModel:
     """Export a checkpoint, or a run's newest valid one, into an empty or absent directory.
 
-    `merge` None merges an adapter where there is one; that of a reward model is always merged, since
-    it also trains the score head. Another user's run that names code is refused unless
-    `is_trusted`.
+    `merge` None merges an adapter where there is one; that of a reward model is always merged, for
+    it trains the score head too. Another user's run that names code is refused unless `is_trusted`.
     """
     found = find_checkpoint(path)
     if found is not None and (home := found.path.parent.parent / "config.yaml").is_file():

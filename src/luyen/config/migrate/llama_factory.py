@@ -236,12 +236,10 @@ RULES: dict[str, Rule] = {
     "ppo_score_norm": never("advantages are whitened, scores are not"),
     "additional_target": never("an adapter is all that is trained"),
     "rope_scaling": never("set it in actor_rollout_ref.model.override_config"),
-    "sequence_parallel_size": choose(
-        lambda size: size == 1,
-        implied("1, as it is"),
-        missing("sequences stay whole on one device"),
+    "sequence_parallel_size": named(
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
     ),
-    "sequence_parallel_mode": always("sequences stay whole on one device"),
+    "sequence_parallel_mode": always("ranks exchange tokens for heads (Ulysses)"),
     "enable_thinking": mapped(
         lambda value: {"data.apply_chat_template_kwargs": {"enable_thinking": value}}
     ),

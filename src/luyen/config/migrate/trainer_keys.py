@@ -387,16 +387,12 @@ def _packing(value: Any, source: SourceConfig) -> Outcome:
 def _sharded(value: Any, source: SourceConfig) -> Outcome:
     if value in (None, "", [], {}):
         return implied("off, as it is")
-    if is_online(source):
-        return implied("weights are sharded over trainer.n_gpus_per_node devices (fsdp2)")
-    return missing("stages that learn from given rows train on one device")
+    return implied("weights are sharded over trainer.n_gpus_per_node devices (fsdp2)")
 
 
 def _devices(value: Any, source: SourceConfig) -> Outcome:
-    if is_online(source):
-        return keep({"trainer.n_gpus_per_node": source.devices})
     del value
-    return missing("this stage trains on one device; data.train_batch_size counts all rows")
+    return keep({"trainer.n_gpus_per_node": source.devices})
 
 
 def _resume(value: Any, source: SourceConfig) -> Outcome:
