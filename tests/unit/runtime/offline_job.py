@@ -35,7 +35,7 @@ from tests.unit.engine.test_reward_model import OBJECTIVES
 from tests.unit.engine.test_reward_model import offline_batch as judged
 
 STEPS, SAVED_AT = 3, 1
-OPTIM = OptimConfig(lr=0.01, weight_decay=0.0)
+OPTIM = OptimConfig(lr=1e-3, weight_decay=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class World:
 
 def adapter(net: Any, rank: int, task: str = "CAUSAL_LM") -> None:
     """A new one whose second half is not 0, so that all of it has gradients."""
-    model = ModelConfig(path="", lora_rank=rank, lora_alpha=8, target_modules=["all-linear"])
+    model = ModelConfig(path="", lora_rank=rank, lora_alpha=8, target_modules=("all-linear",))
     add_adapter(net, model, task=task)
     for name, parameter in net.named_parameters():
         if "lora_B" in name:
@@ -169,17 +169,17 @@ class Trainee:
         if self.case.kind == "reward":
             trainer = RewardTrainer(self.learner, OBJECTIVES["bradley_terry"])
             measured = trainer.measure(given)
-            done = trainer.update(given, lr=0.01)
+            done = trainer.update(given, lr=1e-3)
         elif self.case.kind == "preference":
             judge = PreferenceTrainer(self.learner, PreferenceObjective(losses=("sigmoid",)))
             judge.reference = lambda one: judge.sums(self.learner.reference_scores, one)
             measured = judge.measure(given)
-            done = judge.update(given, lr=0.01)
+            done = judge.update(given, lr=1e-3)
         else:
             batch = TokenAggregation().weigh(given.batch)
             found = self.learner.scores(batch)
             measured = {n: float(x[batch.layout.mask].mean()) for n, x in found.items()}
-            done = self.learner.update(batch, lr=0.01)
+            done = self.learner.update(batch, lr=1e-3)
         return {
             **{f"measured/{name}": value for name, value in measured.items()},
             **done.metrics,

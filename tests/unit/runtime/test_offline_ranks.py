@@ -1,7 +1,8 @@
 """Ranks that learn from given rows learn what one process does, and go on from its checkpoints.
 
 Tolerances: metrics 1e-6, norms of gradients 1e-5 relative, weights after three steps 2e-5, where
-they have moved by up to 3e-2. In bf16 gradients are rounded in other parts.
+they have moved by up to 3e-3. In bf16 gradients are rounded in other parts, which shows in the
+second digit once weights have been rounded too; a weight may be off by its last bit.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.runtime.offline_job import CASES, SAVED_AT, go_on, main, train
+from tests.unit.runtime.offline_job import CASES, SAVED_AT, STEPS, go_on, main, train
 from tests.worlds import run_together
 
 
@@ -24,7 +25,9 @@ class Tolerance:
     weight: float = 2e-5
 
 
-EXACT, BF16 = Tolerance(), Tolerance(metric=2e-2, norm=2e-2, weight=3e-2)
+EXACT = Tolerance()
+FIRST_BF16 = Tolerance(metric=1e-3, norm=5e-3)
+BF16 = Tolerance(metric=5e-2, norm=5e-2, weight=8e-3)
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +45,13 @@ def results(folder: Path, world: int) -> dict[str, Any]:
 
 def demand_equal(found: dict[str, Any], wanted: dict[str, Any], near: Tolerance) -> None:
     assert len(found["steps"]) == len(wanted["steps"])
-    for mine, theirs in zip(found["steps"], wanted["steps"], strict=True):
+    for number, (mine, theirs) in enumerate(zip(found["steps"], wanted["steps"], strict=True)):
+        is_first = number == 0 and near is BF16 and len(wanted["steps"]) == STEPS
+        bars = FIRST_BF16 if is_first else near
         assert mine.keys() == theirs.keys()
         for name, value in theirs.items():
-            slack = {"rel": near.norm} if name == "norm" else {"abs": near.metric, "rel": 1e-6}
-            assert mine[name] == pytest.approx(value, **slack), name
+            slack = {"rel": bars.norm} if name == "norm" else {"abs": bars.metric, "rel": 1e-6}
+            assert mine[name] == pytest.approx(value, **slack), (number, name)
     assert found["weights"].keys() == wanted["weights"].keys()
     assert found["first"] == wanted["first"]
     assert found["digests"].keys() == wanted["digests"].keys()

@@ -175,8 +175,6 @@ def _most(value: Any, source: SourceConfig) -> Outcome:
 def _kind(value: Any, source: SourceConfig) -> Outcome:
     if value == "full":
         return implied("all weights are trained")
-    if value == "lora" and source.method == "reward":
-        return missing("a reward model is trained whole: choose a smaller learning rate")
     if value == "lora":
         rank = int(source.get("lora_r") or 8)
         return keep({"actor_rollout_ref.model.lora_rank": rank})
