@@ -26,7 +26,7 @@ from luyen.config.task_urls import OPERATIONS, PREFERENCE_CRITERIA, TOOL_TASKS
 from luyen.config.tool_file import SETTINGS
 from luyen.data import arithmetic_tasks, sources, tool_tasks
 from luyen.telemetry.remote_sinks import REMOTE
-from luyen.train.offline.start import STAGES
+from luyen.train.offline.build import STAGES
 from tests.architecture import tree
 from tests.architecture.registered import Knobs, estimators, knobs_of, loss_knobs_of, losses, ours
 

@@ -203,7 +203,7 @@ class Placement:
     roles: tuple[Role, ...]
     """Who is there."""
     replicas: int = 1
-    """Copies of the rollout engine."""
+    """Copies of the rollout engine; offline stages have none."""
     rollout_pool: tuple[int, int] | None = None
     """Machines and devices of each that only generate; None: rollouts share the actor's devices."""
     reference_pool: tuple[int, int] | None = None
@@ -309,7 +309,9 @@ def plan_placement(
         roles.append(Role(name="teacher", engine="a frozen model", place=shared))
     if trainer.stage != "rl":
         roles += _reference_roles(config, shared)
-        return Placement(device=device, world_size=world_size, runtime=runtime, roles=tuple(roles))
+        return Placement(
+            device=device, world_size=world_size, runtime=runtime, roles=tuple(roles), replicas=0
+        )
     replicas = count_replicas(config)
     place = _place(pool, device, shared)
     if runtime == "local" and has_server(config):

@@ -83,8 +83,6 @@ def _devices(source: SourceConfig, taken: set[str]) -> list[Entry]:
     if source.devices == 1 or key in taken or source.has("num_processes"):
         return []
     outcome = keep({key: source.devices})
-    if not is_online(source):
-        outcome = implied("this stage trains on one device; data.train_batch_size counts all rows")
     return [Entry(source="--devices", value=source.devices, outcome=outcome, is_default=True)]
 
 

@@ -214,8 +214,6 @@ def _double(value: Any, source: SourceConfig) -> Outcome:
 def _kind(value: Any, source: SourceConfig) -> Outcome:
     if value == "full":
         return implied("all weights are trained")
-    if value == "lora" and source.method == "reward":
-        return missing("a reward model is trained whole: choose a smaller learning rate")
     if value == "lora":
         rank = int(source.get("lora_r") or 8)
         return keep({"actor_rollout_ref.model.lora_rank": rank})
@@ -276,12 +274,10 @@ RULES: dict[str, Rule] = {
     "ppo_score_norm": never("advantages are whitened, scores are not"),
     "additional_target": never("an adapter is all that is trained"),
     "rope_scaling": never("set it in actor_rollout_ref.model.override_config"),
-    "sequence_parallel_size": choose(
-        lambda size: size == 1,
-        implied("1, as it is"),
-        missing("sequences stay whole on one device"),
+    "sequence_parallel_size": named(
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
     ),
-    "sequence_parallel_mode": always("sequences stay whole on one device"),
+    "sequence_parallel_mode": always("ranks exchange tokens for heads (Ulysses)"),
     "enable_thinking": mapped(
         lambda value: {"data.apply_chat_template_kwargs": {"enable_thinking": value}}
     ),

@@ -438,13 +438,6 @@ _SFT_NAMES: dict[str, str] = {
 _COLUMNS = "the format of rows is known by their columns: see `luyen data inspect FILE`"
 
 
-def _one_device(value: Any, source: SourceConfig) -> Outcome:
-    del source
-    if value == 1:
-        return implied("one device")
-    return missing("supervised stages train on one device; data.train_batch_size counts all rows")
-
-
 def _whole_length(value: Any, source: SourceConfig) -> Outcome:
     del source
     return keep(
@@ -458,9 +451,9 @@ def _whole_length(value: Any, source: SourceConfig) -> Outcome:
 
 _SFT_RULES: dict[str, Rule] = {
     **{key: rule for key, rule in RULES.items() if key.startswith("trainer.")},
-    "--nproc_per_node": _one_device,
-    "trainer.n_gpus_per_node": _one_device,
-    "trainer.nnodes": _one_device,
+    "--nproc_per_node": named("trainer.n_gpus_per_node"),
+    "trainer.n_gpus_per_node": named("trainer.n_gpus_per_node"),
+    "trainer.nnodes": named("trainer.nnodes"),
     "data.max_length": _whole_length,
     "data.micro_batch_size_per_gpu": always("micro-batches fill by tokens"),
     "data.micro_batch_size": always("micro-batches fill by tokens"),
@@ -470,11 +463,7 @@ _SFT_RULES: dict[str, Rule] = {
     "optim.lr_scheduler_type": lambda value, source: scheduler(str(value), source),
     "model.target_modules": _lora_targets,
     "use_remove_padding": always("batches are always packed"),
-    "ulysses_sequence_parallel_size": choose(
-        lambda size: size == 1,
-        implied("sequences stay whole"),
-        missing("sequences stay whole"),
-    ),
+    "ulysses_sequence_parallel_size": named(f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"),
     **{
         f"data.{name}": always(_COLUMNS)
         for name in (

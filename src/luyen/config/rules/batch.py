@@ -339,6 +339,19 @@ def devices_share_sequences_in_groups(s: RuleContext) -> Iterator[Finding]:
             yield Finding(field=f"{_FSDP}.ulysses_sequence_parallel_size", why=why, fix=fix)
 
 
+@rule("F08", "error")
+def stage_divides_sequences(s: RuleContext) -> Iterator[Finding]:
+    """Sequences are divided over devices where a stage reads log-probabilities alone."""
+    reasons = {
+        "reward_model": "a reward model reads whole sequences",
+        "distill": "student and teacher are compared over whole sequences",
+    }
+    stage = s.config.trainer.stage
+    if stage in reasons and s.batch.ranks_per_shard > 1:
+        field = f"{_FSDP}.ulysses_sequence_parallel_size"
+        yield Finding(field=field, why=reasons[stage], fix="set it to 1")
+
+
 @rule("F04", "note")
 def one_device_is_not_sharded(s: RuleContext) -> Iterator[Finding]:
     """A sharded training engine is chosen only where there is more than one device."""
@@ -382,7 +395,7 @@ def pools_of_roles_are_used(s: RuleContext) -> Iterator[Finding]:
             elif role == "reference" and is_lora:
                 why, fix = "the reference is the actor with its adapter off", "drop the line"
             elif s.config.trainer.stage != "rl":
-                why, fix = "an offline stage trains in one process", "drop the line"
+                why, fix = "offline stages have one pool of devices", "drop the line"
             yield Finding(field=f"{block}.{name}", why=why, fix=fix)
 
 

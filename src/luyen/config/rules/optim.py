@@ -117,6 +117,7 @@ def dropout_is_of_one_pass(s: RuleContext) -> Iterator[Finding]:
     reasons = {
         "rl": "random masks would make the trainer's log-probabilities differ from the sampler's",
         "preference": "the derivatives of the loss come from a pass of their own, without masks",
+        "reward_model": "the derivatives of the loss come from a pass of their own, without masks",
         "distill": "the student would be compared with its teacher through random masks",
     }
     if stage in reasons:

@@ -44,9 +44,9 @@ from luyen.telemetry.display import SilentDisplay
 from luyen.train.batch import batch_order
 from luyen.train.builders.run import learning_rules, total_steps
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
-from luyen.train.offline.loop import OfflineSchedule, load_parts
-from luyen.train.offline.stage import StageContext
-from luyen.train.offline.start import STAGES, offline_rows
+from luyen.train.offline.build import build_stage, local_offline_roles
+from luyen.train.offline.loop import OfflineSchedule
+from luyen.train.offline.start import offline_rows
 
 # Keys that may be changed in a replay, and the changed configuration.
 
@@ -235,7 +235,7 @@ def _rebuilt(
     first, start = 1, "the beginning"
     if checkpoint is not None:
         first, start = checkpoint.step + 1, f"checkpoint {checkpoint.path.name}"
-        schedule.stage.restore(load_parts(checkpoint.path, schedule.stage))
+        schedule.restore(checkpoint.path)
     watch(0, step - first + 1, None)
     checks: list[StepCheck] = []
     for number in range(first, step):
@@ -244,6 +244,7 @@ def _rebuilt(
     if since is None:
         return schedule, start, checks
     other = open_schedule(config, record, step)
+    other.stage.roles.copy_from(schedule.stage.roles)
     other.stage.restore(schedule.stage.state())
     return other, start, checks
 
@@ -257,16 +258,8 @@ def open_schedule(config: RunConfig, record: ReplayRecord, step: int) -> Offline
         why = "the training rows are not those that the run learned from"
         fix = "restore the files; an offline step is done again from its rows"
         raise UserError("data.train_files", list(config.data.train_files), why, fix)
-    stage = STAGES[config.trainer.stage].build(
-        StageContext(
-            config=config,
-            data=data,
-            tokenizer=tokenizer,
-            device=device_for(config),
-            directory=None,
-            display=display,
-        )
-    )
+    roles = local_offline_roles(config, tokenizer, device_for(config))
+    stage = build_stage(config, data, tokenizer, roles, display)
     steps = total_steps(config, len(data.train))
     return OfflineSchedule(config=config, data=data.given, stage=stage, total_steps=steps)
 

@@ -1,9 +1,10 @@
 """Build the roles of a run on a Ray cluster from a configuration."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
@@ -15,7 +16,7 @@ from luyen.config.plan import (
 )
 from luyen.config.schema.run import RunConfig
 from luyen.data.render import Renderer
-from luyen.engine.fsdp import join_ranks, shard_as
+from luyen.engine.fsdp import Shardable, join_ranks, shard_as
 from luyen.engine.sequence_parallel import divide_sequences
 from luyen.models.load import choose_threads
 from luyen.rewards.reward_model import Scorer
@@ -91,7 +92,7 @@ def _start_processes(
     where: Placement,
     places: Mapping[str, Sequence[Mapping[str, Any]]],
     opened: ExitStack,
-) -> "tuple[dict[str, RankGroup], RayEngines]":
+) -> "tuple[dict[str, RankGroup[TrainWorker]], RayEngines]":
     """Start the ranks of each pool, by role, and replicas; `opened` ends them on an error."""
     from luyen.runtime.ray.actors import start_engines
     from luyen.runtime.ray.ranks import RankGroup
@@ -100,7 +101,7 @@ def _start_processes(
     pools = {REFERENCE: where.reference_pool, CRITIC: where.critic_pool}
     apart = [role for role, pool in pools.items() if pool is not None]
     shared = [role for role in TRAINERS if role not in apart]
-    groups: dict[str, RankGroup] = {}
+    groups: dict[str, RankGroup[TrainWorker]] = {}
     for role, models in {"actor": shared, **{role: [role] for role in apart}}.items():
         make = partial(make_rank, config, needs, where.device, models)
         groups[role] = RankGroup(
@@ -134,6 +135,37 @@ def make_rank(
 ) -> TrainWorker:
     """Build the models of one rank, those of its roles; called in its process."""
     import_plugins(config.trainer.plugins)
+    joined = join_world(config, device, rank, ranks, address)
+    return build_worker(
+        config,
+        load_run_tokenizer(config),
+        needs,
+        device,
+        rank=rank,
+        sharded=joined.sharded,
+        here=joined.here,
+        roles=roles,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedRank:
+    """A rank that has joined the process group.
+
+    Example:
+        >>> JoinedRank(sharded=None, here=None).here is None
+        True
+    """
+
+    sharded: Callable[[Shardable], None] | None
+    """Shards a model over the ranks; None: there is one rank, and models are whole."""
+    here: torch.device | None
+    """Device of passes, where weights may be offloaded."""
+
+
+def join_world(config: RunConfig, device: str, rank: int, ranks: int, address: str) -> JoinedRank:
+    """Join the process group as one of its ranks; called in its process."""
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     timeout_s = config.trainer.timeouts.collective_s
     mesh = join_ranks(
@@ -145,16 +177,9 @@ def make_rank(
         timeout_s=timeout_s,
     )
     split = divide_sequences(ranks, fsdp.ulysses_sequence_parallel_size, timeout_s=timeout_s)
-    shard = partial(shard_as, mesh=mesh, fsdp_config=fsdp, split=split)
-    return build_worker(
-        config,
-        load_run_tokenizer(config),
-        needs,
-        device,
-        rank=rank,
-        sharded=shard if ranks > 1 else None,
+    return JoinedRank(
+        sharded=partial(shard_as, mesh=mesh, fsdp_config=fsdp, split=split) if ranks > 1 else None,
         here=torch.device(device, torch.cuda.current_device()) if device == "cuda" else None,
-        roles=roles,
     )
 
 
