@@ -17,6 +17,8 @@ from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.check import check
 from luyen.config.machine import Machine
 from luyen.config.model_folder.config_json import ModelShape, shape_from
+from luyen.config.model_memory import PassMemory, PassTokens
+from luyen.config.schema.model import ModelConfig
 from luyen.config.simulation.cost import (
     Cost,
     GenerationWork,
@@ -386,3 +388,19 @@ def test_planning_never_loads_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["0", "[]"]
+
+
+def test_a_mixture_keeps_the_activations_of_every_expert_of_a_token():
+    # Without a head, a stream or attention in the way: 3 x 16 numbers a token for each expert.
+    tokens = PassTokens(packed=100, padded=100, computed=100, scored=0)
+    one, two = (
+        PassMemory(
+            shape=replace(TINY, experts=4, experts_per_token=number),
+            model=ModelConfig(),
+            tokens=tokens,
+            width=2,
+            device="cuda",
+        ).kept()
+        for number in (1, 2)
+    )
+    assert two - one == 3 * 16 * 100 * 2
