@@ -18,7 +18,7 @@ import re
 import symtable
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -27,7 +27,7 @@ from typing import Any, Never, cast, final
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole
 from luyen.base.input_files import expanded
-from luyen.base.secrets import masked_tree
+from luyen.base.secrets import is_from_environment, masked_tree
 from luyen.base.user_modules import hold_objects, loaded_module
 from luyen.config.plugins import read_python
 
@@ -169,6 +169,29 @@ def source_of(function: Any) -> str | None:
         return None
 
 
+def is_decorated(value: FunctionType | type, *, by: Collection[object]) -> bool:
+    """Whether the source of a definition has a decorator that is one of these objects."""
+    text = source_of(value)
+    found = ast.parse(text).body[0] if text is not None else None
+    if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    known = _names_around(value)
+    plain = [d.func if isinstance(d, ast.Call) else d for d in found.decorator_list]
+    return any(_object_at(one, known) in by for one in plain)
+
+
+def _object_at(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    """What a name, or a name of a module such as `luyen.tool`, stands for; None: something else."""
+    match node:
+        case ast.Name(id=name):
+            return known.get(name)
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            home = known.get(name)
+            return getattr(home, attribute) if isinstance(home, ModuleType) else None
+        case _:
+            return None
+
+
 @final
 class _Writer:
     """Collects imports and definitions, dependencies before what uses them."""
@@ -198,8 +221,7 @@ class _Writer:
         elif isinstance(value, FunctionType | type):
             self._add_definition(name, value, _text_of(name, value))
         elif _is_literal(value):
-            if masked_tree(value, name) != value:
-                raise NoSource(f"`{name}` is a secret, and a run directory holds none")
+            _refuse_secret(value, name)
             self.bodies.append(f"{name} = {value!r}")
         else:
             raise NoSource(f"`{name}` is an object of {type(value).__name__}, which has no source")
@@ -286,23 +308,59 @@ def _with_defaults(name: str, value: FunctionType, text: str, known: Mapping[str
     own = inner.__defaults__ or ()
     if len(own) != len(given.defaults):
         raise NoSource(f"the defaults of `{name}` are not those of its source")
-    given.defaults = [_default(*pair, known) for pair in zip(given.defaults, own, strict=True)]
+    names = [one.arg for one in (*given.posonlyargs, *given.args)]
+    given.defaults = [
+        _default(node, one, known, argument=name)
+        for node, one, name in zip(given.defaults, own, names[len(names) - len(own) :], strict=True)
+    ]
     named = inner.__kwdefaults__ or {}
     given.kw_defaults = [
-        node if node is None or one.arg not in named else _default(node, named[one.arg], known)
+        node
+        if node is None or one.arg not in named
+        else _default(node, named[one.arg], known, argument=one.arg)
         for one, node in zip(given.kwonlyargs, given.kw_defaults, strict=True)
     ]
     made = ast.unparse(tree)
     return text if made == ast.unparse(ast.parse(text)) else made
 
 
-def _default(node: ast.expr, value: Any, known: Mapping[str, Any]) -> ast.expr:
+def _default(node: ast.expr, value: Any, known: Mapping[str, Any], *, argument: str) -> ast.expr:
     """A default as it is written; as a literal where it depends on names that may have changed."""
     is_same = isinstance(node, ast.Name) and known.get(node.id) is value
     is_written = not any(isinstance(part, ast.Name) for part in ast.walk(node))
     if is_same or is_written or not _is_literal(value):
         return node
+    _refuse_secret(value, argument, *_words(node))
     return ast.parse(repr(value), mode="eval").body
+
+
+def _words(node: ast.expr) -> Iterator[str]:
+    """Names in an expression: variables, attributes and texts such as keys of a mapping."""
+    for part in ast.walk(node):
+        match part:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
+                yield word
+            case _:
+                pass
+
+
+def _refuse_secret(value: Any, *names: str) -> None:
+    """NoSource for what its names, or the environment, say to be a secret."""
+    is_named = any(masked_tree(value, name) != value for name in names)
+    if is_named or any(is_from_environment(text) for text in _texts(value)):
+        raise NoSource(f"`{names[0]}` is a secret, and a run directory holds none")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Texts in plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for pair in cast(Mapping[Any, Any], value).items():
+            yield from _texts(pair)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for one in cast(Collection[Any], value):
+            yield from _texts(one)
 
 
 def _is_same(node: ast.Lambda, code: CodeType) -> bool:

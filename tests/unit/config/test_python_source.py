@@ -153,6 +153,44 @@ def test_what_has_no_source_is_named(script: dict[str, Any], name: str, why: str
         module_text({name: script[name]})
 
 
+DEFAULTS = """
+import os
+SETTINGS = {"api_key": "abcdefgh", "size": 3}
+PLAIN = os.environ["SOME_HOST_OF_OURS"]
+
+def by_argument(text, api_key=os.environ["SOME_HOST_OF_OURS"]):
+    return len(api_key)
+
+def by_word(text, *, key=SETTINGS["api_key"]):
+    return len(key)
+
+def by_value(text, key=os.environ["SOME_HOST_OF_OURS"].strip()):
+    return len(key)
+
+def by_constant(text):
+    return len(PLAIN)
+
+def harmless(text, most=SETTINGS["size"]):
+    return most
+"""
+
+
+@pytest.mark.parametrize("name", ["by_argument", "by_word", "by_value", "by_constant"])
+def test_a_secret_default_is_written_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setenv("SOME_HOST_OF_OURS", "sk-0123456789abcdef")
+    (tmp_path / "script.py").write_text(DEFAULTS)
+    linecache.checkcache()
+    names = runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+    file = write_objects(tmp_path / name, "reward", {name: names[name]}, live={name: names[name]})
+    written = file.path.read_text()
+    assert "sk-0123456789abcdef" not in written
+    assert "abcdefgh" not in written
+    assert "is a secret" in (file.absent or "")
+    assert imported(module_text({"harmless": names["harmless"]}), "harmless")("") == 3
+
+
 def test_what_a_function_changes_is_state_and_no_part_of_its_source(script: dict[str, Any]):
     before = module_text({"counts": script["counts"]})
     script["counts"]("")
