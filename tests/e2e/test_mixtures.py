@@ -105,6 +105,18 @@ def test_a_supervised_run_records_shares_and_resumes_exactly(tmp_path: Path):
     assert sum(shares) / len(shares) == pytest.approx(0.25, abs=2 / 32)
 
 
+def test_a_prompt_of_two_files_counts_for_both_together(tmp_path: Path):
+    words = (
+        f"data.train_files=[{SUMS}, {SUMS}]",
+        "data.train_names=[first, second]",
+        "data.filter_duplicates=false",
+        "data.train_batch_size=8",
+    )
+    ran = train(tmp_path, *words, "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    assert set(ran.course("data/share/first+second")) == {1.0}
+    assert not any("data/share/second" in line for line in ran.metrics)
+
+
 def test_without_weights_nothing_is_recorded(tmp_path: Path):
     ran = train(tmp_path, f"data.train_files=[{SUMS}, {PRODUCTS}]")
     assert not any(name.startswith("data/share") for line in ran.metrics for name in line)

@@ -54,6 +54,21 @@ def test_a_session_that_goes_on_knows_what_the_record_says(tmp_path: Path):
     assert again.reason == callbacks.reason
 
 
+def test_a_metric_that_nothing_measures_is_noted_once(tmp_path: Path):
+    for metric, lines, said in (
+        ("val/acuracy", [({"a": 1.0}, {}), ({"val/accuracy": 1.0}, {"val/accuracy": 1.0})], True),
+        ("val/accuracy", [({"a": 1.0}, {}), ({"val/accuracy": 1.0}, {"val/accuracy": 1.0})], False),
+        ("reward/maen", [({"reward/mean": 1.0}, {})] * 2, True),
+    ):
+        run = tmp_path / metric
+        run.mkdir(parents=True)
+        callbacks = RunCallbacks(run, EarlyStopping(metric=metric))
+        callbacks.start(0, 9, [])
+        for step, (metrics, validation) in enumerate(lines, 1):
+            callbacks.recorded(step, 9, metrics, validation)
+        assert (f"nothing measured {metric}" in last_note(run)) is said
+
+
 class Careless(Callback):
     """Does what a callback should not."""
 
