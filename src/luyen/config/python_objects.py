@@ -373,8 +373,11 @@ def _is_same(node: ast.Lambda, code: CodeType) -> bool:
 
 
 def _free_names(text: str) -> set[str]:
-    """Names that a definition takes from around it."""
-    top = symtable.symtable(text, "<source>", "exec")
+    """Names that a definition takes from around it; NoSource if it cannot stand alone."""
+    try:
+        top = symtable.symtable(text, "<source>", "exec")
+    except SyntaxError as error:  # a `nonlocal` name of a function around it
+        raise NoSource(f"its source does not stand alone: {error.msg}") from error
     own = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned()}
     return {name for table in _tables(top) for name in _global_names(table)} - own
 

@@ -37,6 +37,11 @@ INPUT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("data.sampler.class_path=PLUGIN", "data.sampler.class_name=MySampler"),
     ),
+    "D18": (("data.train_weights=[1, 2]",), ("data.train_weights=[2]",)),
+    "D19": (
+        ("data.train_weights=[1]", "data.sampler.name=sequential"),
+        ("data.train_weights=[1]", "data.sampler.name=shuffled"),
+    ),
     "D12": (("data.train_files=hf://org/rows",), ("data.train_files=arithmetic://product",)),
     "D13": (("data.prompt_template=Think",), ("data.prompt_template='Think {prompt}'",)),
 }

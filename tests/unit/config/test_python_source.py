@@ -83,6 +83,16 @@ HEADERS = {"headers": {"x": "0123456789"}}
 def judged(text):
     return len(API_KEY + text)
 
+def counter():
+    count = 0
+    def counted(text):
+        nonlocal count
+        count += 1
+        return count
+    return counted
+
+counted = counter()
+
 def sent(text):
     return len(HEADERS) + len(text)
 """
@@ -145,6 +155,7 @@ def test_two_lambdas_of_a_line_are_told_apart(script: dict[str, Any]):
         ("reads", "`opened` is an object"),
         ("misspelt", "`no_such_name`"),
         ("judged", "`API_KEY` is a secret"),
+        ("counted", "its source does not stand alone: no binding for nonlocal"),
         ("sent", "`HEADERS` is a secret"),
     ],
 )
