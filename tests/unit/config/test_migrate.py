@@ -300,21 +300,6 @@ def test_4_bit_weights_stay_below_an_adapter_of_an_offline_stage():
     assert name not in from_yaml(whole, installed=lambda _: True).keys
 
 
-def test_scales_of_4_bit_weights_are_those_of_trl():
-    given = {"model_name_or_path": "org/m", "dataset_name": "o/d", "use_peft": True}
-    given |= {"load_in_4bit": True}
-    name = "actor_rollout_ref.model.double_quantization"
-    for written, double in (({}, False), ({"use_bnb_nested_quant": True}, True)):
-        found = from_yaml({**given, **written}, name="sft.yaml", installed=lambda _: True)
-        assert found.keys["actor_rollout_ref.model.quantization"] == "nf4"
-        assert found.keys[name] is double
-    fp4 = {**given, "bnb_4bit_quant_type": "fp4"}
-    found = from_yaml(fp4, name="sft.yaml", installed=lambda _: True)
-    assert entry(found, "bnb_4bit_quant_type").outcome.note == "only nf4 is here"
-    given.pop("load_in_4bit")
-    assert name not in from_yaml(given, name="sft.yaml").keys
-
-
 def test_names_of_dataset_info_are_files_and_hub_datasets(tmp_path: Path):
     (tmp_path / "data").mkdir()
     info = {
