@@ -132,7 +132,8 @@ class RunCallbacks:
 
     def end(self, step: int, total_steps: int) -> None:
         """The session ended."""
-        self._tell("on_end", self._progress(step, total_steps), self.reason)
+        reason = self.reason if step < total_steps else None
+        self._tell("on_end", self._progress(step, total_steps), reason)
 
     def _progress(self, step: int, total_steps: int) -> TrainingProgress:
         return TrainingProgress(run=self._run, step=step, total_steps=total_steps)
