@@ -22,6 +22,8 @@ MASK = "***"
 """Stands for what is not shown."""
 _LEAST = 6
 """Characters of a value that is worth hiding: a shorter one is a word that texts hold anyway."""
+_LONG = 16
+"""Characters from which on a text that the environment holds too is hardly there by chance."""
 _WORDS = (
     r"api[_-]?key|secret|token|password|passwd|passphrase|credentials?|authorization|"
     r"private[_-]?key|access[_-]?key|secret[_-]?key|signing[_-]?key|pwd|bearer|cookies?"
@@ -152,6 +154,18 @@ def is_secret_name(name: str) -> bool:
     """
     words = _HUMP.sub("_", name)
     return bool(_NAME.fullmatch(words)) and not _NOT_SECRET.fullmatch(words)
+
+
+def is_from_environment(text: str) -> bool:
+    """Whether a text is a secret variable of the environment, or a long one that is no path.
+
+    Example:
+        >>> is_from_environment("a constant of a program")
+        False
+    """
+    is_long = len(text) >= _LONG and "/" not in text
+    names = [name for name, value in os.environ.items() if value == text]
+    return len(text) >= _LEAST and any(is_long or is_secret_name(name) for name in names)
 
 
 def masked_tree(value: Any, name: str = "", *, is_below: bool = False) -> Any:

@@ -168,18 +168,22 @@ def _stage_faults(data: DataConfig) -> Iterator[str]:
     is_ours = bool(addresses) and all(path.startswith("arithmetic://") for path in addresses)
     if is_ours and key is not None and key not in _NUMBERS:
         yield f"key: rows of {addresses[0]} have no number `{key}`, but {', '.join(_NUMBERS)}"
-    rows = _rows(addresses) if is_ours else None
+    rows = _rows(data) if is_ours else None
     if rows is not None and data.train_max_samples >= 0:
         rows = min(rows, data.train_max_samples)
     if rows is not None and stages > rows:
         yield f"stages: {rows} rows make from 1 to {rows} stages, and there are {stages}"
 
 
-def _rows(addresses: Sequence[str]) -> int | None:
+def _rows(data: DataConfig) -> int | None:
     try:
-        return sum(read_arithmetic(parse_task_url(path)).questions.size for path in addresses)
+        sizes = [read_arithmetic(parse_task_url(path)).questions.size for path in data.train_files]
     except UserError:
         return None  # D02 says why
+    limits = data.train_file_samples or (-1,) * len(sizes)
+    return sum(
+        size if most < 0 else min(size, most) for size, most in zip(sizes, limits, strict=False)
+    )
 
 
 def _sources(addresses: Sequence[str]) -> set[str] | None:

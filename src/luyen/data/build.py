@@ -126,12 +126,17 @@ def num_leaked(train: Dataset, validation: Dataset | None) -> int:
 
 
 def prompt_names(data: DataConfig, dataset: Dataset) -> dict[str, str]:
-    """Prompt -> name of its file in metrics; empty where no file has a weight or a name."""
+    """Prompt -> name of its file in metrics; empty where no file has a weight or a name.
+
+    A prompt of several files has the names of all of them: which one gave it is not known.
+    """
     if not data.train_weights and not data.train_names:
         return {}
+    files: dict[str, dict[int, None]] = {}
+    for prompt, file in zip(dataset.prompts, dataset.files, strict=True):
+        files.setdefault(prompt.uid, {})[file] = None
     names = share_names(data)
-    pairs = zip(dataset.prompts, dataset.files, strict=True)
-    return {prompt.uid: names[file] for prompt, file in pairs}
+    return {uid: "+".join(names[file] for file in sorted(found)) for uid, found in files.items()}
 
 
 def load_prompts(files: Sequence[str], data: DataConfig, *, most: int) -> Sequence[Prompt]:

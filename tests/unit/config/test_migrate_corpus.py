@@ -24,6 +24,7 @@ GIB = 1024**3
 CLUSTER = Machine(cpus=8, ram_bytes=512 * GIB, gpu_bytes=(80 * GIB,) * 8)
 ADVICE = {
     "A09": "samples of a prompt that the estimator does not compare",
+    "D20": "prompts that are too long end the run, as they did",
     "B11": "groups that do not fit a micro-batch",
     "M04": "a low learning rate for an adapter",
     "O07": "top-p below 1, as it was",

@@ -11,13 +11,8 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.config.python_objects import (
-    NoSource,
-    absent_object,
-    is_held,
-    module_text,
-    write_objects,
-)
+from luyen.config.python_objects import absent_object, is_held, write_objects
+from luyen.config.python_source import NoSource, module_text
 from luyen.rewards.user_functions import load_function
 
 SCRIPT = """
@@ -85,6 +80,16 @@ HEADERS = {"headers": {"x": "0123456789"}}
 def judged(text):
     return len(API_KEY + text)
 
+def counter():
+    count = 0
+    def counted(text):
+        nonlocal count
+        count += 1
+        return count
+    return counted
+
+counted = counter()
+
 def sent(text):
     return len(HEADERS) + len(text)
 """
@@ -147,12 +152,51 @@ def test_two_lambdas_of_a_line_are_told_apart(script: dict[str, Any]):
         ("reads", "`opened` is an object"),
         ("misspelt", "`no_such_name`"),
         ("judged", "`API_KEY` is a secret"),
+        ("counted", "`counted` changes a variable of the function around it"),
         ("sent", "`HEADERS` is a secret"),
     ],
 )
 def test_what_has_no_source_is_named(script: dict[str, Any], name: str, why: str):
     with pytest.raises(NoSource, match=why):
         module_text({name: script[name]})
+
+
+SECRET_DEFAULTS = """
+import os
+SETTINGS = {"api_key": "abcdefgh", "size": 3}
+PLAIN = os.environ["SOME_HOST_OF_OURS"]
+
+def by_argument(text, api_key=os.environ["SOME_HOST_OF_OURS"]):
+    return len(api_key)
+
+def by_word(text, *, key=SETTINGS["api_key"]):
+    return len(key)
+
+def by_value(text, key=os.environ["SOME_HOST_OF_OURS"].strip()):
+    return len(key)
+
+def by_constant(text):
+    return len(PLAIN)
+
+def harmless(text, most=SETTINGS["size"]):
+    return most
+"""
+
+
+@pytest.mark.parametrize("name", ["by_argument", "by_word", "by_value", "by_constant"])
+def test_a_secret_default_is_written_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setenv("SOME_HOST_OF_OURS", "sk-0123456789abcdef")
+    (tmp_path / "script.py").write_text(SECRET_DEFAULTS)
+    linecache.checkcache()
+    names = runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+    file = write_objects(tmp_path / name, "reward", {name: names[name]}, live={name: names[name]})
+    written = file.path.read_text()
+    assert "sk-0123456789abcdef" not in written
+    assert "abcdefgh" not in written
+    assert "is a secret" in (file.absent or "")
+    assert imported(module_text({"harmless": names["harmless"]}), "harmless")("") == 3
 
 
 def test_what_a_function_changes_is_state_and_no_part_of_its_source(script: dict[str, Any]):
@@ -304,7 +348,8 @@ def f(n: int) -> str:
         "v = float('-inf')\ndef f(n):\n    return v\n",
         "def g(n):\n    return 2 * n\ndef f(n):\n    return n\nf.__code__ = g.__code__\n",
         "def f(n):\n    return 1 if n < 2 else n * f(n - 1)\n",
-        "def made():\n    def f(n):\n        return 1 if n < 2 else n * f(n - 1)\n    return f\nf = made()\n",
+        "def made():\n    def f(n):\n        return 1 if n < 2 else n * f(n - 1)\n    return f\n"
+        "f = made()\n",
         DEFAULTS,
         DECORATED,
         DOCUMENTED,

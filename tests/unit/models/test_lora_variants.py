@@ -27,7 +27,7 @@ from luyen.engine.batch import pack
 from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.supervised import SupervisedEngine, TokenAggregation
-from luyen.models.adapter_dropout import dropout_layers
+from luyen.models.adapter_dropout import AdapterDropout, dropout_layers
 from luyen.models.export import export_adapter, export_merged
 from luyen.models.lora import adapter_layers, adapter_state, add_adapter
 from luyen.models.policy import Policy
@@ -224,6 +224,18 @@ def test_masks_depend_on_the_key_and_on_no_global_number():
     before = torch.get_rng_state()
     engine.update(batch(), lr=LR, dropout_key=5)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
+def test_the_mean_of_16_bit_inputs_stays(share: float):
+    layer = AdapterDropout(share, place=0).train()
+    layer.key = 3
+    x = torch.randn(200_000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    kept = layer(x).double()
+    seen = kept != 0
+    x = x.double()
+    scale = float((kept * x)[seen].sum() / (x * x)[seen].sum())
+    assert scale * (1 - share) == pytest.approx(1.0, abs=2e-4)
 
 
 def test_a_pass_that_is_computed_again_has_the_same_masks():

@@ -55,6 +55,47 @@ def test_a_session_that_goes_on_knows_what_the_record_says(tmp_path: Path):
     assert again.reason == callbacks.reason
 
 
+def test_a_metric_that_nothing_measures_is_noted_once(tmp_path: Path):
+    for metric, lines, said in (
+        ("val/acuracy", [({"a": 1.0}, {}), ({"val/accuracy": 1.0}, {"val/accuracy": 1.0})], True),
+        ("val/accuracy", [({"a": 1.0}, {}), ({"val/accuracy": 1.0}, {"val/accuracy": 1.0})], False),
+        ("reward/maen", [({"reward/mean": 1.0}, {})] * 2, True),
+    ):
+        run = tmp_path / metric
+        run.mkdir(parents=True)
+        callbacks = RunCallbacks(run, EarlyStopping(metric=metric))
+        callbacks.start(0, 9, [])
+        for step, (metrics, validation) in enumerate(lines, 1):
+            callbacks.recorded(step, 9, metrics, validation)
+        assert (f"nothing measured {metric}" in last_note(run)) is said
+
+
+class Ender(Callback):
+    """Asks for the end after every step, and keeps what it is told at the end."""
+
+    reason: str | None = "not told"
+
+    def on_step(self, progress: TrainingProgress, metrics: Mapping[str, float]) -> Stop:
+        del metrics
+        return Stop(reason=f"step {progress.step}")
+
+    def on_end(self, progress: TrainingProgress, reason: str | None) -> None:
+        del progress
+        self.reason = reason
+
+
+@pytest.mark.parametrize(("total", "reason"), [(2, "step 1"), (1, None)])
+def test_a_run_that_made_its_last_step_did_not_end_early(
+    tmp_path: Path, total: int, reason: str | None
+):
+    callbacks, ender = RunCallbacks(tmp_path, None), Ender()
+    callbacks.use([ender])
+    callbacks.start(0, total, [])
+    callbacks.recorded(1, total, {"m": 1.0}, {})
+    callbacks.end(1, total)
+    assert ender.reason == reason
+
+
 class Careless(Callback):
     """Does what a callback should not."""
 

@@ -14,6 +14,7 @@ from luyen.config.migrate.common import (
     OPTIM,
     adapter_init,
     always,
+    choose,
     logger,
     name_of,
     named,
@@ -464,7 +465,9 @@ RULES: dict[str, Rule] = {
     "load_in_4bit": _four_bits,
     "load_in_8bit": never("weights are not quantised: bfloat16 takes twice the memory"),
     "use_bnb_nested_quant": _nested,
-    "bnb_4bit_quant_type": always("4-bit weights are nf4"),
+    "bnb_4bit_quant_type": choose(
+        lambda value: value == "nf4", implied("4-bit weights are nf4"), missing("only nf4 is here")
+    ),
     "max_length": _length,
     "max_prompt_length": _prompt_length,
     "max_completion_length": _answer_length,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from luyen.config.plan import needs_reference
 from luyen.config.rules.rule import Finding, RuleContext, rule
+from luyen.config.schema.actor_rollout_ref import RefConfig, RolloutConfig
 
 _DATA = "data"
 _ACTOR = "actor_rollout_ref.actor"
@@ -118,7 +119,7 @@ def counted_micro_batches_need_a_size(s: RuleContext) -> Iterator[Finding]:
             why="use_dynamic_bsz is off, so micro-batches are counted in sequences",
             fix="set a number of sequences, or use_dynamic_bsz=true",
         )
-    sides = {"rollout": rollout}
+    sides: dict[str, RolloutConfig | RefConfig] = {"rollout": rollout}
     if needs_reference(s.config):
         sides["ref"] = s.config.actor_rollout_ref.ref
     for side, block in sides.items():

@@ -52,6 +52,7 @@ def momentum_has_effect(s: RuleContext) -> Iterator[Finding]:
 
 
 _QUANTIZATION = "actor_rollout_ref.model.quantization"
+_SERVER = "actor_rollout_ref.rollout.server"
 
 
 @rule("M17", "error")
@@ -90,6 +91,11 @@ def sampler_has_the_quantised_weights(s: RuleContext) -> Iterator[Finding]:
         why = "an endpoint that is sent no weights has those that were never quantised"
         fix = "set actor_rollout_ref.rollout.name to native, hf, vllm or sglang"
         yield Finding(field=_QUANTIZATION, why=why, fix=fix)
+    is_server = rollout.name in ("vllm", "sglang")
+    if is_server and rollout.server_urls and rollout.server.lora_format == "adapter":
+        why = "servers of server_urls are sent the adapter alone, over weights of their own"
+        fix = f"set {_SERVER}.lora_format=merged, or drop server_urls"
+        yield Finding(field=_QUANTIZATION, why=why, fix=fix)
 
 
 @rule("M20", "warning")
@@ -104,7 +110,6 @@ def double_quantisation_has_effect(s: RuleContext) -> Iterator[Finding]:
 # Kinds of adapters.
 
 _MODEL = "actor_rollout_ref.model"
-_SERVER = "actor_rollout_ref.rollout.server"
 
 
 @rule("M21", "error")

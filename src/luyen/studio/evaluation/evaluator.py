@@ -130,6 +130,7 @@ def prompts_of_run(
     changes: dict[str, object] = {
         "train_files": files,
         "train_max_samples": -1 if most is None else most,
+        **dict.fromkeys(("train_weights", "train_file_samples", "train_names"), ()),
         "val_files": (),
         "filter_duplicates": False,
         "sampler": SamplerConfig(name="sequential"),
