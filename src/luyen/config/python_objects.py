@@ -5,13 +5,11 @@ file under `RUN/inputs`, named by the digest of its content: the function itself
 uses, as source text. Every process of the run, and every later one, imports that file; the process
 that has the object calls the object itself.
 
-A function that has no source text as a whole (it uses a loaded model, an open file, a secret) exists
-in its process only. So does one whose file no longer says what it was compiled from: what is written
-is compared with the code of the object. Its file says so when it is imported, and `check` refuses
-what needs it elsewhere.
+A function that has no source text as a whole (it uses a loaded model, an open file, a secret)
+exists in its process only. So does one whose file no longer says what it was compiled from: what
+is written is compared with the code of the object. Its file says so when it is imported, and
+`check` refuses what needs it elsewhere.
 """
-
-import __future__
 
 import ast
 import builtins
@@ -26,13 +24,14 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Never, cast, final
 
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole
 from luyen.base.input_files import expanded
-from luyen.base.secrets import masked_tree, secret_in_source
+from luyen.base.secrets import masked_tree
+from luyen.base.source_text import has_code, is_source_of, secret_in_source
 from luyen.base.user_modules import hold_objects, loaded_module
 from luyen.config.plugins import read_python
 
@@ -270,7 +269,9 @@ def _text_of(name: str, value: FunctionType | type) -> str:
     found = tree.body[0]
     if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         raise NoSource(f"`{name}` is not defined by `def` or `class`")
-    _demand_same(name, value, found)
+    if not is_source_of(value, found):
+        why = "has changed since it was defined, or is not all of it"
+        raise NoSource(f"the source of `{name}` {why}")
     if found.name != name:
         return f"{text}\n\n{name} = {found.name}"
     return text
@@ -289,7 +290,7 @@ def _lambda_as_function(name: str, value: FunctionType) -> str:
         for node in ast.walk(tree)
         if isinstance(node, ast.Lambda)
         and node.lineno == first
-        and _has_code(ast.Expr(value=node), value.__code__)
+        and has_code(ast.Expr(value=node), value.__code__)
     }
     if len(found) != 1:
         raise NoSource("the source of a lambda is not known: write it as a function with `def`")
@@ -361,97 +362,6 @@ def _undecorated(name: str, value: FunctionType, text: str, known: Mapping[str, 
         return text
     found.decorator_list = []
     return ast.unparse(tree)
-
-
-def _demand_same(
-    name: str,
-    value: FunctionType | type,
-    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
-) -> None:
-    """NoSource where an object is not what its source text says."""
-    why = f"the source of `{name}` has changed since it was defined, or is not all of it"
-    if isinstance(value, FunctionType):
-        inner = inspect.unwrap(cast(Callable[..., Any], value))
-        if not isinstance(inner, FunctionType) or not _has_code(node, inner.__code__):
-            raise NoSource(why)
-        return
-    for part in node.body:
-        match part:
-            case ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own):
-                method = vars(value).get(own)
-                if isinstance(method, staticmethod | classmethod):
-                    method = cast(Any, method).__func__
-                is_plain = isinstance(method, FunctionType) and not vars(method)
-                if is_plain and not _has_code(part, method.__code__, of=node.name):
-                    raise NoSource(why)
-                if not is_plain and not part.decorator_list:
-                    raise NoSource(why)
-            case ast.Assign(targets=[ast.Name(id=own)], value=ast.Constant(value=written)):
-                now = vars(value).get(own)
-                if type(now) in _PLAIN and repr(now) != repr(written):
-                    raise NoSource(why)
-            case _:
-                pass
-
-
-def _has_code(node: ast.stmt, code: CodeType, of: str | None = None) -> bool:
-    """Whether a definition, inside a class `of` that name, compiles to this code."""
-    node = cast(ast.stmt, ast.parse(ast.unparse(node)).body[0])
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        node.decorator_list = []
-    name = of or code.co_name
-    inside = [node] if of is None else ast.parse(f"class {of}: pass").body
-    if isinstance(inside[0], ast.ClassDef):
-        inside[0].body = [node]
-    # Calls through names that the module imports are compiled in another way.
-    head = "".join(f"import {name}\n" for name in _imported_names(code.co_filename))
-    around = ast.parse(f"{head}def around({', '.join(code.co_freevars)}): pass")
-    is_global = name.isidentifier() and name not in code.co_freevars  # it may call itself
-    first = ast.parse(f"global {name}").body if is_global else []
-    cast(ast.FunctionDef, around.body[-1]).body = [*first, *cast(list[ast.stmt], inside)]
-    flags = code.co_flags & __future__.annotations.compiler_flag
-    try:
-        made = compile(ast.fix_missing_locations(around), "<source>", "exec", flags, True)
-    except (SyntaxError, ValueError):
-        return False
-    waiting = [made]
-    while waiting:
-        inner = [c for c in waiting.pop().co_consts if isinstance(c, CodeType)]
-        if any(one.co_name == code.co_name and _are_same(one, code) for one in inner):
-            return True
-        waiting += inner
-    return False
-
-
-def _imported_names(file: str) -> list[str]:
-    """Names that the module in a file imports."""
-    try:
-        top = symtable.symtable("".join(linecache.getlines(file)), file, "exec")
-    except (SyntaxError, ValueError):
-        return []
-    return [symbol.get_name() for symbol in top.get_symbols() if symbol.is_imported()]
-
-
-def _are_same(one: CodeType, other: CodeType) -> bool:
-    """Whether two code objects compute the same, wherever they were written."""
-    facts = [
-        (c.co_code, c.co_names, c.co_varnames, c.co_freevars, c.co_cellvars, c.co_argcount)
-        for c in (one, other)
-    ]
-    if facts[0] != facts[1] or len(one.co_consts) != len(other.co_consts):
-        return False
-    for number, (mine, yours) in enumerate(zip(one.co_consts, other.co_consts, strict=True)):
-        if isinstance(mine, CodeType) and isinstance(yours, CodeType):
-            is_same = _are_same(mine, yours)
-        elif isinstance(mine, frozenset):
-            is_same = bool(mine == yours)
-        elif number == 0 and isinstance(mine, str) and isinstance(yours, str):  # it may be the doc
-            is_same = inspect.cleandoc(mine) == inspect.cleandoc(yours)
-        else:
-            is_same = type(mine) is type(yours) and repr(mine) == repr(yours)
-        if not is_same:
-            return False
-    return True
 
 
 def _names_of(name: str, text: str) -> tuple[set[str], set[str]]:

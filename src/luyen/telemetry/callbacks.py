@@ -19,7 +19,6 @@ from luyen.telemetry.metrics import StepMetrics
 from luyen.telemetry.output import say
 from luyen.telemetry.summary import note
 
-
 _LONGEST_REASON = 500
 """Characters of a reason that are kept: it is one line of a summary."""
 

@@ -279,6 +279,13 @@ class Sums:
 def f(n):
     return Sums().plus(n)
 """
+RECURSIVE = """
+def made():
+    def f(n):
+        return 1 if n < 2 else n * f(n - 1)
+    return f
+f = made()
+"""
 DEFAULTS = """
 def f(n, by=1, *, to=2):
     return by, to
@@ -304,7 +311,7 @@ def f(n: int) -> str:
         "v = float('-inf')\ndef f(n):\n    return v\n",
         "def g(n):\n    return 2 * n\ndef f(n):\n    return n\nf.__code__ = g.__code__\n",
         "def f(n):\n    return 1 if n < 2 else n * f(n - 1)\n",
-        "def made():\n    def f(n):\n        return 1 if n < 2 else n * f(n - 1)\n    return f\nf = made()\n",
+        RECURSIVE,
         DEFAULTS,
         DECORATED,
         DOCUMENTED,
