@@ -46,9 +46,9 @@ def is_source_of(value: FunctionType | type, node: Definition) -> bool:
     for part in node.body:
         match part:
             case ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own):
-                method = vars(value).get(own)
+                method: Any = vars(value).get(own)
                 if isinstance(method, staticmethod | classmethod):
-                    method = cast(Any, method).__func__
+                    method = vars(method)["__wrapped__"]
                 is_plain = isinstance(method, FunctionType) and not vars(method)
                 if is_plain and not has_code(part, method.__code__, of=node.name):
                     return False
@@ -65,7 +65,7 @@ def is_source_of(value: FunctionType | type, node: Definition) -> bool:
 
 def has_code(node: ast.stmt, code: CodeType, of: str | None = None) -> bool:
     """Whether a definition, inside a class `of` that name, compiles to this code."""
-    node = cast(ast.stmt, ast.parse(ast.unparse(node)).body[0])
+    node = ast.parse(ast.unparse(node)).body[0]
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         node.decorator_list = []
     name = of or code.co_name
