@@ -4,45 +4,43 @@ Three kinds: values that came from the environment, which are shown as the refer
 written; what a name says to be secret (`api_key`, `password`); and passwords inside of addresses.
 """
 
-import ast
-import io
 import json
 import os
 import re
 import sys
 import threading
-import tokenize
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 from urllib.parse import quote
 
 MASK = "***"
 """Stands for what is not shown."""
-_LEAST = 6
+LEAST_LENGTH = 6
 """Characters of a value that is worth hiding: a shorter one is a word that texts hold anyway."""
 _LONG = 16
 """Characters from which on a text that the environment holds too is hardly there by chance."""
-_WORDS = (
+SECRET_WORDS = (
     r"api[_-]?key|secret|token|password|passwd|passphrase|credentials?|authorization|"
     r"private[_-]?key|access[_-]?key|secret[_-]?key|signing[_-]?key|pwd|bearer|cookies?"
 )
-_NAME = re.compile(rf"(?:.*[_.-])?(?:{_WORDS})", re.IGNORECASE)
+_NAME = re.compile(rf"(?:.*[_.-])?(?:{SECRET_WORDS})", re.IGNORECASE)
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 """Where a name such as `accessToken` begins another word."""
 _NOT_SECRET = re.compile(
     r"(?:.*[_.-])?(?:eos|bos|pad|unk|sep|cls|mask|stop|image|tool)_token", re.IGNORECASE
 )
-_ALL_BELOW = ("env", "headers")
+ALL_BELOW = ("env", "headers")
 """Blocks of which every value may be secret."""
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/'\"@]*(?:@[^\s/'\"@]*)*@")
 _QUERY = re.compile(
-    rf"([?&;#](?:[\w.-]*[_.-])?(?:{_WORDS}|key|sig|signature|auth)=)[^&;\s#'\"]+", re.IGNORECASE
+    rf"([?&;#](?:[\w.-]*[_.-])?(?:{SECRET_WORDS}|key|sig|signature|auth)=)[^&;\s#'\"]+",
+    re.IGNORECASE,
 )
 _MASKED = re.compile(r"://\*{3}@|[?&;#][\w.-]+=\*{3}")
 _ASSIGNED = re.compile(
-    rf"(?<![\w.-])([\w.-]*?(?:{_WORDS})[\"']?\s*[=:]\s*)"
+    rf"(?<![\w.-])([\w.-]*?(?:{SECRET_WORDS})[\"']?\s*[=:]\s*)"
     r"(?!\s*[\"']?\$\{)(\"[^\"]*\"|'[^']*'|[^\s,}\]&]+)",
     re.IGNORECASE,
 )
@@ -59,13 +57,6 @@ KEY_SHAPES = re.compile(
     r"|\beyJ[0-9A-Za-z_-]{8,2000}+\.eyJ[0-9A-Za-z_-]{8,2000}+\."
 )
 """Shapes of private keys and access tokens that common services hand out."""
-_SAID = re.compile(
-    rf"(?<![\w.-])[\w.-]*?(?:{_WORDS})[\"']?\s*[=:]\s*"
-    r"(?:[\"'][^\"']{6,}[\"']|(?=[^\s,;)]*[0-9])(?=[^\s,;)]*[A-Za-z])[^\s,;)]{8,})",
-    re.IGNORECASE,
-)
-"""A name and what looks like its value, in text for people."""
-
 _lock = threading.Lock()
 _shown: dict[str, str] = {}
 """Spelling of a value that must not be read -> what is shown in its place; the longest first."""
@@ -77,7 +68,7 @@ def remember(value: str, shown: str = MASK) -> None:
     A short value, or a path, is left alone: texts would become unreadable, and paths lead
     somewhere.
     """
-    if len(value) < _LEAST or value.startswith(("/", "~", "./", "../")):
+    if len(value) < LEAST_LENGTH or value.startswith(("/", "~", "./", "../")):
         return
     spellings = {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")}
     with _lock:
@@ -165,7 +156,7 @@ def is_from_environment(text: str) -> bool:
     """
     is_long = len(text) >= _LONG and "/" not in text
     names = [name for name, value in os.environ.items() if value == text]
-    return len(text) >= _LEAST and any(is_long or is_secret_name(name) for name in names)
+    return len(text) >= LEAST_LENGTH and any(is_long or is_secret_name(name) for name in names)
 
 
 def masked_tree(value: Any, name: str = "", *, is_below: bool = False) -> Any:
@@ -182,107 +173,13 @@ def masked_tree(value: Any, name: str = "", *, is_below: bool = False) -> Any:
     if isinstance(value, Mapping):
         pairs = cast(Mapping[Any, Any], value).items()
         return {
-            key: masked_tree(inner, str(key), is_below=is_secret or str(key) in _ALL_BELOW)
+            key: masked_tree(inner, str(key), is_below=is_secret or str(key) in ALL_BELOW)
             for key, inner in pairs
         }
     if isinstance(value, list | tuple):
         kept = [masked_tree(v, name, is_below=is_secret) for v in cast(Sequence[Any], value)]
         return tuple(kept) if isinstance(value, tuple) else kept
     return value
-
-
-def secret_in_source(text: str) -> str | None:
-    """Where a Python source text holds a secret; None: no place that a name or a shape shows.
-
-    Text under a name that says nothing, and of no known shape, is found only if a variable of the
-    environment with a secret name has it.
-
-    Example:
-        >>> secret_in_source("def f(x, api_key='abc'): return x")
-        '`api_key`'
-        >>> secret_in_source("api_key = os.environ['API_KEY']")
-    """
-    values = {v for n, v in os.environ.items() if is_secret_name(n) and len(v) >= _LEAST}
-    if any(value in text for value in values) or masked_known(text) != text:
-        return "a value of the environment or of the configuration"
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    for node in ast.walk(tree):
-        for name, value in _named_values(node):
-            if is_secret_name(name) and _has_text(value):
-                return f"`{name}`"
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
-            piece = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
-            if _looks_secret(piece):
-                return f"a text in line {node.lineno}"
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT and _looks_secret(token.string):
-            return f"the comment in line {token.start[0]}"
-    return None
-
-
-def _looks_secret(text: str) -> bool:
-    is_shaped = KEY_SHAPES.search(text) is not None or masked_urls(text) != text
-    return is_shaped or any("${" not in found[0] for found in _SAID.finditer(text))
-
-
-def _named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Values that a piece of source gives a name, with the name."""
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                yield from _assigned_values(target, value)
-        case ast.AnnAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
-            if value is not None:
-                yield from _assigned_values(target, value)
-        case ast.keyword(arg=str(name), value=value):
-            yield name, value
-        case ast.arguments():
-            plain = [*node.posonlyargs, *node.args]
-            pairs = [*zip(reversed(plain), reversed(node.defaults), strict=False)]
-            pairs += [(a, d) for a, d in zip(node.kwonlyargs, node.kw_defaults, strict=True) if d]
-            yield from ((argument.arg, default) for argument, default in pairs)
-        case ast.Dict(keys=keys, values=values):
-            for key, value in zip(keys, values, strict=True):
-                if isinstance(key, ast.Constant):
-                    is_block = key.value in _ALL_BELOW and isinstance(value, ast.Dict)
-                    below = value.values if is_block and isinstance(value, ast.Dict) else [value]
-                    yield from (("secret" if is_block else str(key.value), one) for one in below)
-        case ast.Tuple(elts=[ast.Constant(value=str(name)), value]):
-            yield name, value
-        case _:
-            pass
-
-
-def _assigned_values(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    match target, value:
-        case ast.Name(id=name) | ast.Attribute(attr=name), _:
-            yield name, value
-        case ast.Subscript(slice=ast.Constant(value=str(name))), _:
-            yield name, value
-        case ast.Tuple(elts=names), ast.Tuple(elts=values) if len(names) == len(values):
-            for one, inner in zip(names, values, strict=True):
-                yield from _assigned_values(one, inner)
-        case _:
-            pass
-
-
-def _has_text(value: ast.expr) -> bool:
-    """Whether a value is made of text that is written there, and not of calls and names."""
-    match value:
-        case ast.Constant(value=str() | bytes() as text):
-            return bool(text) and "${" not in str(text)
-        case ast.BinOp() | ast.BoolOp() | ast.JoinedStr() | ast.Tuple() | ast.List() | ast.Set():
-            inner = ast.iter_child_nodes(value)
-            return any(_has_text(one) for one in inner if isinstance(one, ast.expr))
-        case ast.Dict(values=values):
-            return any(_has_text(one) for one in values)
-        case ast.Subscript(value=whole):
-            return _has_text(whole)
-        case _:
-            return False
 
 
 def mask_tracebacks() -> None:

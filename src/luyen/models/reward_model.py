@@ -15,7 +15,7 @@ from luyen.config.model_folder.check import library_faults
 from luyen.config.schema.model import ModelConfig
 from luyen.models.attention import AttentionContext
 from luyen.models.batch_invariant_linear import choose_products
-from luyen.models.export import make_readable
+from luyen.models.export import disk_errors, make_readable
 from luyen.models.hf_loading import (
     config_of,
     inspect_folder,
@@ -144,7 +144,7 @@ class RewardModel(nn.Module):
         config: Any = self.net.config
         config.get_text_config().pad_token_id = pad_token
         setattr(config, STEPWISE, is_stepwise)
-        with no_progress_bars():
+        with no_progress_bars(), disk_errors():
             self.net.save_pretrained(directory)
         make_readable(directory)
 

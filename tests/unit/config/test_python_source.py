@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.config.python_objects import absent_object, is_held, write_objects
-from luyen.config.python_source import NoSource, module_text
+from luyen.config.python_objects import (
+    NoSource,
+    absent_object,
+    is_held,
+    module_text,
+    write_objects,
+)
 from luyen.rewards.user_functions import load_function
 
 SCRIPT = """
@@ -323,6 +328,13 @@ class Sums:
 def f(n):
     return Sums().plus(n)
 """
+RECURSIVE = """
+def made():
+    def f(n):
+        return 1 if n < 2 else n * f(n - 1)
+    return f
+f = made()
+"""
 DEFAULTS = """
 def f(n, by=1, *, to=2):
     return by, to
@@ -348,8 +360,7 @@ def f(n: int) -> str:
         "v = float('-inf')\ndef f(n):\n    return v\n",
         "def g(n):\n    return 2 * n\ndef f(n):\n    return n\nf.__code__ = g.__code__\n",
         "def f(n):\n    return 1 if n < 2 else n * f(n - 1)\n",
-        "def made():\n    def f(n):\n        return 1 if n < 2 else n * f(n - 1)\n    return f\n"
-        "f = made()\n",
+        RECURSIVE,
         DEFAULTS,
         DECORATED,
         DOCUMENTED,

@@ -20,10 +20,9 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import temporary_path
+from luyen.base.files import temporary_path, writing
 from luyen.base.rundir import RunDirectory
-from luyen.config.python_objects import write_objects
-from luyen.config.python_source import is_decorated
+from luyen.config.python_objects import is_decorated, write_objects
 from luyen.data.python_rows import are_addresses, is_dataset_dict, splits, write_rows
 from luyen.telemetry.callbacks import Callback, demand_callbacks
 from luyen.telemetry.early_stopping import EarlyStopping
@@ -296,11 +295,14 @@ def _origin_of(model: Any) -> str:
 
 def _saved(stem: str, parts: Sequence[Any], folder: Path) -> Path:
     """A folder `STEM-DIGEST` with what the objects save of themselves."""
+    from luyen.models.export import disk_errors
+
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = temporary_path(folder / stem)
     for part in parts:
         if part is not None and not isinstance(part, str | Path):
-            part.save_pretrained(str(unfinished))
+            with writing(unfinished, field=stem), disk_errors():
+                part.save_pretrained(str(unfinished))
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(path for path in unfinished.rglob("*") if path.is_file()):
         digest.update(file.name.encode())
