@@ -136,7 +136,7 @@ def _loaded(name: str) -> Any:
 
 @app.command()
 def explain(
-    key: Annotated[str, typer.Argument(help="A key, block, rule, key of verl, or words.")],
+    key: Annotated[list[str], typer.Argument(help="A key, block, rule, key of verl, or words.")],
 ) -> None:
     """Say what a key or a rule means: type, default, choices, and the rules about it.
 
@@ -144,7 +144,7 @@ def explain(
     """
     from luyen.config.explain import explain as words
 
-    typer.echo(words(key))
+    typer.echo(words(" ".join(key)))
 
 
 # The options of `luyen plan`.

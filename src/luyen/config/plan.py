@@ -291,8 +291,7 @@ def plan_placement(
     config: RunConfig, machine: Machine, estimator: EstimatorFacts | None
 ) -> Placement:
     """Decide what `auto` leaves open."""
-    trainer, arr = config.trainer, config.actor_rollout_ref
-    actor, rollout = arr.actor, arr.rollout
+    trainer, actor = config.trainer, config.actor_rollout_ref.actor
     device = trainer.device
     if device == "auto":
         device = "cuda" if machine.gpu_bytes else "cpu"
@@ -313,10 +312,8 @@ def plan_placement(
             device=device, world_size=world_size, runtime=runtime, roles=tuple(roles), replicas=0
         )
     replicas = count_replicas(config)
-    place = _place(pool, device, shared)
-    if runtime == "local" and has_server(config):
-        place = "running servers" if rollout.server_urls else f"{device}, a server that it starts"
-    roles.append(_rollout_role(rollout.name, replicas, place))
+    own = _server_place(config, device) if runtime == "local" else None
+    roles.append(_rollout_role(config, replicas, own or _place(pool, device, shared)))
     roles += _reference_roles(config, _place(reference, device, shared))
     if needs_critic(config, estimator):
         engine = _strategy(actor.strategy, critic[0] * critic[1] if critic else world_size)
@@ -335,10 +332,13 @@ def plan_placement(
     )
 
 
-def has_server(config: RunConfig) -> bool:
-    """Whether a built-in engine is named that generates in a server."""
-    facts = ROLLOUT_ENGINES.get(config.actor_rollout_ref.rollout.name)
-    return facts is not None and facts.is_server
+def _server_place(config: RunConfig, device: str) -> str | None:
+    """Where a built-in engine with a server generates; None: it has none."""
+    rollout = config.actor_rollout_ref.rollout
+    facts = ROLLOUT_ENGINES.get(rollout.name)
+    if facts is None or not facts.is_server:
+        return None
+    return "running servers" if rollout.server_urls else f"{device}, a server that it starts"
 
 
 def _strategy(name: str, ranks: int) -> str:
@@ -358,7 +358,8 @@ def _reference_roles(config: RunConfig, place: str) -> list[Role]:
     return [Role(name="reference", engine=how, place=place)]
 
 
-def _rollout_role(name: str, replicas: int, place: str) -> Role:
+def _rollout_role(config: RunConfig, replicas: int, place: str) -> Role:
+    name = config.actor_rollout_ref.rollout.name
     engine = name if replicas == 1 else f"{replicas} copies of {name}"
     return Role(name="rollout", engine=engine, place=place)
 
