@@ -13,10 +13,12 @@ from typing import Any, cast
 
 from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError
-from luyen.base.files import write_whole
+from luyen.base.files import in_progress, sync, temporary_path, write_whole, writing
 from luyen.data.raw_values import without_none
 
 _SPLITS = {"train": ("train",), "validation": ("validation", "test", "eval")}
+_PART = 10_000
+"""Rows of a dataset that are written at a time."""
 _FIX = "give dicts of plain values, an Arrow or pandas table, a datasets.Dataset, or names of files"
 
 
@@ -63,6 +65,8 @@ def write_rows(value: Any, folder: Path, stem: str, *, field: str = "data") -> P
     Rows are not changed: tables are written as parquet, dicts as JSON, line by line. A UserError
     names the row that cannot be written.
     """
+    if _kind(value) == "datasets.Dataset":
+        return _write_dataset(value, folder, stem, field)
     table = _table(value, field)
     content, ending = (
         (_parquet(table), "parquet")
@@ -89,8 +93,6 @@ def _table(value: Any, field: str) -> Any:
     """The value as an Arrow table; None where it is none of the tables we know."""
     arrow: Any = importlib.import_module("pyarrow")
     kind = _kind(value)
-    if kind == "datasets.Dataset":
-        return value.with_format("arrow")[:]
     if kind == "pandas.DataFrame":
         return _from_pandas(value, field)
     if kind == "pyarrow.RecordBatch":
@@ -105,6 +107,32 @@ def _from_pandas(frame: Any, field: str) -> Any:
     except (arrow.ArrowException, ValueError, TypeError) as error:
         why = f"a column cannot be written: {str(error).splitlines()[0]}"
         raise UserError(field, "DataFrame", why, "give its columns plain values") from error
+
+
+def _write_dataset(dataset: Any, folder: Path, stem: str, field: str) -> Path:
+    """A dataset as parquet, part by part: it may be larger than memory."""
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = temporary_path(folder / f"{stem}.parquet")
+    with writing(folder), in_progress(unfinished):
+        try:
+            writer: Any = None
+            for part in dataset.with_format("arrow").iter(batch_size=_PART):
+                plain = part.replace_schema_metadata(None)
+                writer = writer or parquet.ParquetWriter(unfinished, plain.schema)
+                writer.write_table(plain)
+            if writer is None:
+                raise UserError(field, "[]", "there are no rows in it", "give at least one row")
+            writer.close()
+            sync(unfinished)
+            with unfinished.open("rb") as file:
+                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=6))
+            path = (folder / f"{stem}-{digest.hexdigest()}.parquet").absolute()
+            if not path.is_file():
+                unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return path
 
 
 def _parquet(table: Any) -> bytes:

@@ -6,9 +6,11 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.data import python_rows
 from luyen.data.python_rows import are_addresses, is_dataset_dict, splits, write_rows
 from luyen.data.sources import load_dataset, raw_rows
 from tests.optional import needs
@@ -50,6 +52,20 @@ def test_a_dataset_and_its_splits_are_read_back(tmp_path: Path):
     assert (len(train), len(held_out)) == (2, 1)
     with pytest.raises(UserError, match="no split `train`"):
         splits(datasets.DatasetDict({"test": whole}))
+
+
+@needs("datasets")
+def test_a_dataset_is_written_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(python_rows, "_PART", 1)
+    turned = datasets.Dataset.from_list(ROWS).select([1, 0])
+    path = write_rows(turned, tmp_path, "train")
+    assert read(path) == ROWS[::-1]
+    assert pq.ParquetFile(path).num_row_groups == 2
+    assert write_rows(turned, tmp_path, "train") == path
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    with pytest.raises(UserError, match="there are no rows"):
+        write_rows(turned.select([]), tmp_path, "train")
 
 
 @pytest.mark.parametrize(
