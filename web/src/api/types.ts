@@ -257,6 +257,8 @@ export interface Check {
   plan: { lines: string[]; memory: MemoryBar[] } | null;
   yaml: string | null;
   command: string | null;
+  /** Every key with the value that it would have, also those of files that `defaults` names. */
+  config?: Record<string, unknown>;
 }
 
 export interface Job {
