@@ -125,6 +125,9 @@ export interface RolloutPage {
   cursor: string | null;
   scanned_steps: number;
   total_steps: number;
+  /** Steps in the index so far, and steps with a file. */
+  indexed_steps: number;
+  known_steps: number;
   total_rows: Num;
   choices: { stop: string[]; fault: string[]; tool: string[]; data_source: string[] };
   /** Steps whose file cannot be read, and why. */

@@ -24,6 +24,7 @@ _ROLES = {
     Source.TEMPLATE: "template",
 }
 _MOST_TOKENS = 200_000
+_SIBLING = ("index", "reward", "advantage", "tokens")
 _NO_TRAINER = "the file has no log-probabilities of the trainer: "
 MISSING = {
     "validation": f"{_NO_TRAINER}nothing is trained on a validation",
@@ -54,8 +55,7 @@ def rollout_page(
 ) -> dict[str, Any]:
     """Everything of one rollout; `folder` is that of the runs."""
     stored = _stored(index, step, row)
-    recorded = stored.recorded
-    rollout = recorded.rollout
+    recorded, rollout = stored.recorded, stored.recorded.rollout
     replayed = _replayed(rollout, token_file(folder, known, step)) if split == "train" else None
     [shown] = previews(index, [(step, row)], split=split, text=text)
     group = group_page(index, split=split, step=step, group=str(rollout.group), text=text)
@@ -76,10 +76,7 @@ def rollout_page(
         "baseline": recorded.baseline,
         "ground_truth": None,
         "data_source": None,
-        "siblings": [
-            {n: one[n] for n in ("index", "reward", "advantage", "tokens")}
-            for one in group["rows"]
-        ],
+        "siblings": [{n: one[n] for n in _SIBLING} for one in group["rows"]],
         "advantage_reason": why_zero(mine, group["rows"], is_used=recorded.advantages is not None,
                                      fault=rollout.fault, split=split),
         "missing": {} if replayed else _missing(stored, split),
