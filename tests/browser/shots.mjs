@@ -42,6 +42,14 @@ const prepare = {
     await page.waitForFunction(() => document.querySelector(".turn .dim.small"), null, { timeout: 900000 });
   },
 };
+/** Paths of this machine read as those of any checkout. */
+const withoutPaths = (page) =>
+  page.evaluate((root) => {
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) walker.currentNode.data = walker.currentNode.data.replaceAll(root, "/home/me/luyen");
+    for (const field of document.querySelectorAll("textarea")) field.value = field.value.replaceAll(root, "/home/me/luyen");
+    window.scrollTo(0, 0);
+  }, ROOT);
 const slow = new Set(["data", "chat"]);
 
 mkdirSync(folder, { recursive: true });
@@ -63,6 +71,7 @@ for (const [number, [language, theme, width]] of looks.entries()) {
     // the doctor reads in the background
     await page.locator(".verdict.info").waitFor({ state: "detached", timeout: 90000 }).catch(() => undefined);
     if (prepare[name] && (number === 0 || !slow.has(name))) await prepare[name](page);
+    if (isForDocs) await withoutPaths(page);
     await page.waitForTimeout(400);
     const path = join(folder, isForDocs ? `${name}.jpg` : `${name}-${language}-${theme}-${width}.png`);
     await page.screenshot(isForDocs ? { path, type: "jpeg", quality: 70, fullPage: name === "rollout" } : { path, fullPage: true });

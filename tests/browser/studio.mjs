@@ -3,10 +3,10 @@
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
 import { createRequire } from "node:module";
-import { dirname, join } from "node:path";
+import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 
-export const ROOT = join(dirname(fileURLToPath(import.meta.url)), "../..");
+export const ROOT = resolve(dirname(fileURLToPath(import.meta.url)), "../..");
 const require = createRequire(join(ROOT, "web/package.json"));
 const { chromium } = require("playwright-core");
 export const AXE = require.resolve("axe-core/axe.min.js");
@@ -110,8 +110,13 @@ export async function servedPaths(studio) {
 export async function screens(studio) {
   const ids = await runIds(studio);
   const served = await servedPaths(studio);
-  const { data } = await api(studio, `/runs/${ids.tools}/rollouts?start=6&end=6&limit=4`);
-  const { group } = data.rows[3];
+  let group;
+  while (group === undefined) {
+    // the index of rollouts is built in the background
+    const { data } = await api(studio, `/runs/${ids.tools}/rollouts?start=6&end=6&limit=4`);
+    group = data.rows[3]?.group;
+    await new Promise((resolve) => setTimeout(resolve, 200));
+  }
   const run = `#/run/${ids.tools}`;
   const all = [
     ["runs", "#/runs"],

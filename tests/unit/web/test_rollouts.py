@@ -73,6 +73,7 @@ def test_the_newest_rollouts_come_first_and_pages_follow_each_other(client: Clie
     first = table(client, limit=4)
     assert places(first) == [(3, 0), (3, 1), (3, 2), (3, 3)]
     assert (first["total_rows"], first["total_steps"], first["scanned_steps"]) == (15, 3, 3)
+    assert (first["indexed_steps"], first["known_steps"]) == (3, 3)
     second = table(client, limit=4, cursor=first["cursor"])
     assert places(second) == [(3, 4), (2, 0), (2, 1), (2, 2)]
     rest = table(client, limit=200, cursor=second["cursor"])

@@ -125,6 +125,9 @@ export interface RolloutPage {
   cursor: string | null;
   scanned_steps: number;
   total_steps: number;
+  /** Steps in the index so far, and steps with a file. */
+  indexed_steps: number;
+  known_steps: number;
   total_rows: Num;
   choices: { stop: string[]; fault: string[]; tool: string[]; data_source: string[] };
   /** Steps whose file cannot be read, and why. */
@@ -257,6 +260,8 @@ export interface Check {
   plan: { lines: string[]; memory: MemoryBar[] } | null;
   yaml: string | null;
   command: string | null;
+  /** Every key with the value that it would have, also those of files that `defaults` names. */
+  config?: Record<string, unknown>;
 }
 
 export interface Job {

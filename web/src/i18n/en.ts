@@ -161,6 +161,7 @@ export const en = {
   "rollouts.found": "{shown} rollouts",
   "rollouts.scanned": "{done} of {all} steps searched",
   "rollouts.searching": "searching…",
+  "rollouts.indexed": "{done} of {all} steps are in the index so far",
   "rollouts.empty": "No rollout matches",
   "rollouts.empty.how": "Rollouts are recorded when a step is complete. Fewer filters show more.",
   "rollouts.damaged": "Files of these steps cannot be read",

@@ -163,6 +163,7 @@ export const vi: Record<keyof typeof en, string> = {
   "rollouts.found": "{shown} rollout",
   "rollouts.scanned": "đã tìm {done} trong {all} bước",
   "rollouts.searching": "đang tìm…",
+  "rollouts.indexed": "chỉ mục hiện có {done} trong {all} bước",
   "rollouts.empty": "Không có rollout nào khớp",
   "rollouts.empty.how": "Rollout được ghi khi bước hoàn tất. Bớt bộ lọc để thấy nhiều hơn.",
   "rollouts.damaged": "Không đọc được tệp của các bước này",

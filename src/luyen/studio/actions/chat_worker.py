@@ -88,14 +88,14 @@ def _endpoint(given: argparse.Namespace, out: TextIO) -> Say:
     messages: list[dict[str, Any]] = []
 
     def say(message: dict[str, Any]) -> int:
-        asked = [*messages, {"role": "user", "content": message["message"]}]
+        conversation = [*messages, {"role": "user", "content": message["message"]}]
         text, count = endpoint.answer(
-            asked,
+            conversation,
             temperature=message["temperature"],
             max_tokens=message["max_tokens"],
             show=lambda piece: _send(out, "token", text=piece),
         )
-        messages[:] = [*asked, {"role": "assistant", "content": text}]
+        messages[:] = [*conversation, {"role": "assistant", "content": text}]
         return count
 
     return say

@@ -202,7 +202,10 @@ class ActingRoutes:
 
     def preview_rows(self, body: PreviewRequest) -> Any:
         """The first rows of a configuration with the tokens that are learned."""
-        findings = check_text(body.yaml, ())["findings"]
+        report = check_text(body.yaml, ())
+        findings = report["findings"]
+        if "config" not in report:  # it is no configuration: no process need say so
+            raise Refusal(422, findings[0]["message"], field="yaml", fix=findings[0]["fix"])
         with tempfile.TemporaryDirectory(prefix="luyen-studio-") as folder:
             file = Path(folder) / "run.yaml"
             file.write_text(body.yaml)

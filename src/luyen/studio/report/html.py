@@ -23,8 +23,8 @@ def element(name: str, /, *children: Child, **attributes: Child) -> Html:
     An attribute may end with `_`, where its name is a word of Python.
 
     Example:
-        >>> element("p", "1 < 2 ", element("b", "yes"), class_="note")
-        '<p class="note">1 &lt; 2 <b>yes</b></p>'
+        >>> element("p", "1 < 2 ", element("b", "yes"), class_="dim")
+        '<p class="dim">1 &lt; 2 <b>yes</b></p>'
     """
     words = [
         f' {key.rstrip("_").replace("_", "-")}="{_text(str(value))}"'

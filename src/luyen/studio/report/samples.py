@@ -54,7 +54,7 @@ def sample(name: str, recorded: RecordedRollout, text: TokenText) -> Html:
     left_out = None
     if recorded.advantages is None:
         left_out = element("p", "The step did not train on it.", class_="dim")
-    tree = element("ul", _tree(rollout.score), class_="tree root") if rollout.score else None
+    tree = element("ul", _tree(rollout.score), class_="tree") if rollout.score else None
     return element(
         "article",
         element("h3", name),

@@ -94,6 +94,7 @@ def table_page(
         "cursor": after,
         "scanned_steps": scanned,
         "indexed_steps": index.indexed_steps,
+        "known_steps": len(index.steps),
         "total_steps": len(steps),
         "total_rows": total,
         "damaged": {str(s): why.partition(": ")[2] for s, why in list(index.damaged.items())[:20]},
@@ -202,7 +203,8 @@ def _by_value(
     for number, (block, mask) in enumerate(zip(index.blocks(), masks, strict=False)):
         places = np.flatnonzero(mask)
         keys = sign * block[_SORTS[wanted.sort]][places].astype(np.float64)
-        has = ~np.isnan(keys)
+        # What is worse than all of a whole page so far is left out before anything is ordered.
+        has = keys <= best[-1][0] if len(best) == most else ~np.isnan(keys)
         places, keys = places[has], keys[has]
         if len(keys) > most:
             chosen = _smallest(keys, block["step"][places].astype(np.int64) << 32 | places, most)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from luyen.base.errors import UserError
-from luyen.base.records import Score, Source
+from luyen.base.records import Rollout, Score, Source
 from luyen.base.secrets import masked
 from luyen.studio.doctor.vocabulary import TokenText
 from luyen.studio.screens.folder import KnownRun, Refusal
@@ -24,6 +24,7 @@ _ROLES = {
     Source.TEMPLATE: "template",
 }
 _MOST_TOKENS = 200_000
+_SIBLING = ("index", "reward", "advantage", "tokens")
 _NO_TRAINER = "the file has no log-probabilities of the trainer: "
 MISSING = {
     "validation": f"{_NO_TRAINER}nothing is trained on a validation",
@@ -54,20 +55,11 @@ def rollout_page(
 ) -> dict[str, Any]:
     """Everything of one rollout; `folder` is that of the runs."""
     stored = _stored(index, step, row)
-    recorded = stored.recorded
-    rollout, replayed = recorded.rollout, None
-    if split == "train":
-        replayed = read_token_numbers(
-            token_file(folder, known, step),
-            group=str(rollout.group),
-            sample=rollout.sample,
-            tokens=rollout.tokens,
-        )
+    recorded, rollout = stored.recorded, stored.recorded.rollout
+    replayed = _replayed(rollout, token_file(folder, known, step)) if split == "train" else None
     [shown] = previews(index, [(step, row)], split=split, text=text)
     group = group_page(index, split=split, step=step, group=str(rollout.group), text=text)
     mine = {"index": row, "reward": shown["reward"], "advantage": _own_advantage(recorded)}
-    name = f"{rollout.group}/{rollout.sample}"
-    place = shlex.quote(str(known.directory.root))
     return {
         **shown,
         "answer": rollout.text,
@@ -84,19 +76,28 @@ def rollout_page(
         "baseline": recorded.baseline,
         "ground_truth": None,
         "data_source": None,
-        "siblings": [
-            {n: one[n] for n in ("index", "reward", "advantage", "tokens")}
-            for one in group["rows"]
-        ],
+        "siblings": [{n: one[n] for n in _SIBLING} for one in group["rows"]],
         "advantage_reason": why_zero(mine, group["rows"], is_used=recorded.advantages is not None,
                                      fault=rollout.fault, split=split),
         "missing": {} if replayed else _missing(stored, split),
-        "commands": {
-            "replay": f"luyen replay {place} --step {step}",
-            "regenerate": f"luyen replay {place} --step {step} --rollout {shlex.quote(name)}",
-            "rescore": f"luyen rescore {place} --steps {step}",
-        },
+        "commands": _commands(known, step, f"{rollout.group}/{rollout.sample}"),
     }  # fmt: skip
+
+
+def _replayed(rollout: Rollout, file: Path) -> tuple[TokenNumbers, bool] | None:
+    return read_token_numbers(
+        file, group=str(rollout.group), sample=rollout.sample, tokens=rollout.tokens
+    )
+
+
+def _commands(known: KnownRun, step: int, name: str) -> dict[str, str]:
+    """Commands about the rollout of a name, to copy."""
+    place = shlex.quote(str(known.directory.root))
+    return {
+        "replay": f"luyen replay {place} --step {step}",
+        "regenerate": f"luyen replay {place} --step {step} --rollout {shlex.quote(name)}",
+        "rescore": f"luyen rescore {place} --steps {step}",
+    }
 
 
 def _stored(index: RolloutIndex, step: int, row: int) -> StoredRollout:
