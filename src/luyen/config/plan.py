@@ -287,9 +287,7 @@ def plan_placement(
     """Decide what `auto` leaves open."""
     trainer, arr = config.trainer, config.actor_rollout_ref
     actor, rollout = arr.actor, arr.rollout
-    device = trainer.device
-    if device == "auto":
-        device = "cuda" if machine.gpu_bytes else "cpu"
+    device = _device(trainer.device, machine)
     world_size = trainer.nnodes * trainer.n_gpus_per_node
     pool, reference = rollout_pool(config), reference_pool(config)
     critic = critic_pool(config, estimator)
@@ -324,6 +322,12 @@ def plan_placement(
         reference_pool=reference,
         critic_pool=critic,
     )
+
+
+def _device(named: str, machine: Machine) -> str:
+    if named != "auto":
+        return named
+    return "cuda" if machine.gpu_bytes else "cpu"
 
 
 def _strategy(name: str, ranks: int) -> str:
