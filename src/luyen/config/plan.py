@@ -292,9 +292,7 @@ def plan_placement(
 ) -> Placement:
     """Decide what `auto` leaves open."""
     trainer, actor = config.trainer, config.actor_rollout_ref.actor
-    device = trainer.device
-    if device == "auto":
-        device = "cuda" if machine.gpu_bytes else "cpu"
+    device = _device(trainer.device, machine)
     world_size = trainer.nnodes * trainer.n_gpus_per_node
     pool, reference = rollout_pool(config), reference_pool(config)
     critic = critic_pool(config, estimator)
@@ -339,6 +337,12 @@ def _server_place(config: RunConfig, device: str) -> str | None:
     if facts is None or not facts.is_server:
         return None
     return "running servers" if rollout.server_urls else f"{device}, a server that it starts"
+
+
+def _device(named: str, machine: Machine) -> str:
+    if named != "auto":
+        return named
+    return "cuda" if machine.gpu_bytes else "cpu"
 
 
 def _strategy(name: str, ranks: int) -> str:

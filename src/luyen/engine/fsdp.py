@@ -135,15 +135,11 @@ def shard(
     precision = MixedPrecisionPolicy(
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    net = body.net if isinstance(body, RewardModel) else body.model
-    for layer in decoder_layers(net):
+    for layer in decoder_layers(body.net if isinstance(body, RewardModel) else body.model):
         fully_shard(
             layer, mp_policy=precision, reshard_after_forward=reshard_after_forward, **common
         )
-    if isinstance(module, ValueModel):
-        _shard_value_head(module, common)
-    if isinstance(module, RewardModel):
-        _shard_head(module.head, common)
+    _shard_heads(module, common)
     # The root is needed again as soon as the backward pass begins.
     fully_shard(module, mp_policy=precision, reshard_after_forward=False, **common)
     if isinstance(module, Policy):
@@ -196,12 +192,16 @@ def _widen(policy: nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
-def _shard_value_head(module: ValueModel, common: dict[str, Any]) -> None:
-    """Shard the value head in fp32, and the unused vocabulary head so that it is never gathered."""
+def _shard_heads(module: Shardable, common: dict[str, Any]) -> None:
+    """Shard heads that make one number in fp32, and a vocabulary head that is never gathered."""
+    if isinstance(module, RewardModel):
+        _shard_head(module.head, common)
+    if not isinstance(module, ValueModel):
+        return
     _shard_head(module.value, common)
-    head = module.body.head.linear
-    if not any(p.requires_grad for p in head.parameters()):
-        _shard_head(head, common)
+    unused = module.body.head.linear
+    if not any(p.requires_grad for p in unused.parameters()):
+        _shard_head(unused, common)
 
 
 def _shard_head(head: nn.Module, common: dict[str, Any]) -> None:

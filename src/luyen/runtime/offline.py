@@ -20,11 +20,11 @@ from luyen.engine.step import RowLearner, ShardUpdateResult, UpdateResult, merge
 from luyen.models.lora import adapter_off
 from luyen.runtime.monitoring import RoleMonitor, TraceSpec, TraceTarget
 from luyen.runtime.roles import WeightDigests
-from luyen.runtime.worker import Worker, WorkerGroup
+from luyen.runtime.worker import ModelWorker, WorkerGroup
 
 
 @final
-class OfflineWorker(Worker):
+class OfflineWorker(ModelWorker):
     """What learns from given rows, and the reference it is compared with, of one process."""
 
     def __init__(

@@ -24,7 +24,7 @@ from luyen.runtime.futures import PendingUpdate, Publication, RolloutFuture
 from luyen.runtime.generation import Generation
 from luyen.runtime.monitoring import RoleMonitor, TraceTarget
 from luyen.runtime.weight_sync import WeightSync
-from luyen.runtime.worker import TrainWorker, Worker, WorkerGroup
+from luyen.runtime.worker import ModelWorker, TrainWorker, WorkerGroup
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -86,16 +86,16 @@ class WeightDigests:
 
     @cached_property
     def _weights(self) -> Mapping[str, str]:
-        found = dict(self._published or merge_sums(self._workers.all(Worker.weight_sums)))
+        found = dict(self._published or merge_sums(self._workers.all(ModelWorker.weight_sums)))
         for group in self._further:
-            found |= merge_sums(group.all(Worker.weight_sums))
+            found |= merge_sums(group.all(ModelWorker.weight_sums))
         return found
 
     @cached_property
     def _moments(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
         for group in (self._workers, *self._further):
-            found |= merge_sums(group.all(Worker.moment_sums))
+            found |= merge_sums(group.all(ModelWorker.moment_sums))
         return found
 
 
@@ -315,7 +315,7 @@ class Roles:
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""
         groups = (self.workers, *self._further)
-        found = [names for group in groups for names in group.all(Worker.not_finite)]
+        found = [names for group in groups for names in group.all(ModelWorker.not_finite)]
         return sorted({name for names in found for name in names})
 
     def save(
@@ -333,7 +333,7 @@ class Roles:
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer state, whatever number of ranks saved them."""
         for group in (self.workers, *self._further):
-            group.all(Worker.load, folder.absolute())
+            group.all(ModelWorker.load, folder.absolute())
         self.forget_weights()
 
     def forget_weights(self) -> None:

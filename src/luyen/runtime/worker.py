@@ -59,7 +59,7 @@ def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], di
     return moments, weights
 
 
-class Worker(ABC):
+class ModelWorker(ABC):
     """What the processes of every stage do: checkpoints, digests and traces of what learns."""
 
     rank: int
@@ -147,7 +147,7 @@ class Worker(ABC):
 
 
 @final
-class TrainWorker(Worker):
+class TrainWorker(ModelWorker):
     """Actor, reference, critic and teacher of one process, or those of them that are here."""
 
     def __init__(
@@ -260,7 +260,7 @@ class TrainWorker(Worker):
 # the transport: a plain call, a call whose messages are pickled (`luyen.runtime.in_process`), or a
 # Ray actor (`luyen.runtime.ray.ranks`).
 
-W = TypeVar("W", bound=Worker)
+W = TypeVar("W", bound=ModelWorker)
 P = ParamSpec("P")
 R = TypeVar("R")
 Part = TypeVar("Part")

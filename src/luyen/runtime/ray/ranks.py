@@ -42,7 +42,7 @@ from luyen.runtime.weights import (
     tensor_to_bytes,
     total_bytes,
 )
-from luyen.runtime.worker import R, Results, TrainWorker, W, Worker, WorkerGroup
+from luyen.runtime.worker import ModelWorker, R, Results, TrainWorker, W, WorkerGroup
 from luyen.telemetry.spans import waiting_for
 from luyen.telemetry.worker_spans import WORK
 
@@ -87,14 +87,14 @@ _GRACE_S = 5.0
 class RankProcess:
     """The process of one rank."""
 
-    def __init__(self, make: MakeRank[Worker], rank: int, ranks: int, *, folder: str) -> None:
+    def __init__(self, make: MakeRank[ModelWorker], rank: int, ranks: int, *, folder: str) -> None:
         exit_with_parent()
         os.chdir(folder)
         send_tensors_as_arrays()
         self._make = make
         self._rank = rank
         self._ranks = ranks
-        self._worker: Worker | None = None
+        self._worker: ModelWorker | None = None
         self._is_broken = False
         """Whether a call has failed, or is running."""
         self._node = ray.get_runtime_context().get_node_id()
@@ -228,7 +228,7 @@ class RankGroup(WorkerGroup[W]):
         further: Sequence[WorkerGroup[Any]] = (),
     ) -> None:
         """Write a checkpoint; every rank writes its shards into the folder, on a shared disk."""
-        write = Worker.begin_write if writer.is_async else Worker.write
+        write = ModelWorker.begin_write if writer.is_async else ModelWorker.write
         groups: tuple[WorkerGroup[Any], ...] = (self, *further)
 
         def fill(folder: Path) -> None:
@@ -240,7 +240,7 @@ class RankGroup(WorkerGroup[W]):
         def is_written() -> bool:
             if any(group.is_over for group in groups):
                 raise WritersGone
-            return all(all(group.all(Worker.is_written)) for group in groups)
+            return all(all(group.all(ModelWorker.is_written)) for group in groups)
 
         if writer.is_async:
             writer.save_remote(step, fill, is_written, facts=facts)
