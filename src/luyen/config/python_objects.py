@@ -31,7 +31,13 @@ from luyen.base.errors import UserError
 from luyen.base.files import write_whole
 from luyen.base.input_files import expanded
 from luyen.base.secrets import masked_tree
-from luyen.base.source_text import has_code, is_source_of, secret_in_source
+from luyen.base.source_text import (
+    are_decorators_of,
+    has_code,
+    is_source_of,
+    secret_in_source,
+    value_of,
+)
 from luyen.base.user_modules import hold_objects, loaded_module
 from luyen.config.plugins import read_python
 
@@ -313,6 +319,11 @@ def _with_defaults(name: str, value: FunctionType, text: str, known: Mapping[str
     pairs = zip(given.defaults, own, strict=True)
     given.defaults = [_default(name, *pair, known) for pair in pairs]
     named = inner.__kwdefaults__ or {}
+    written = [
+        one.arg for one, node in zip(given.kwonlyargs, given.kw_defaults, strict=True) if node
+    ]
+    if sorted(written) != sorted(named):
+        raise NoSource(f"the defaults of `{name}` are not those of its source")
     given.kw_defaults = [
         node if node is None else _default(name, node, named.get(one.arg), known)
         for one, node in zip(given.kwonlyargs, given.kw_defaults, strict=True)
@@ -326,22 +337,10 @@ def _default(name: str, node: ast.expr, value: Any, known: Mapping[str, Any]) ->
     if _is_literal(value):
         written = ast.parse(_literal_text(value), mode="eval").body
         is_written = ast.unparse(written) == ast.unparse(node)
-        return node if is_written or _value_of(node, known) is value else written
-    if _value_of(node, known) is not value:
+        return node if is_written or value_of(node, known) is value else written
+    if value_of(node, known) is not value:
         raise NoSource(f"the default `{ast.unparse(node)}` of `{name}` has no source")
     return node
-
-
-def _value_of(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """What a name, or an attribute of a module, is now; else the node, which is no value."""
-    match node:
-        case ast.Name(id=name):
-            return known.get(name, node)
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-            home = known.get(name)
-            return vars(home).get(attribute, node) if isinstance(home, ModuleType | type) else node
-        case _:
-            return node
 
 
 # Whether a text is what an object was compiled from: files change, and objects are patched.
@@ -351,14 +350,12 @@ def _undecorated(name: str, value: FunctionType, text: str, known: Mapping[str, 
     """The text, without decorators that are not around this object; NoSource if others are."""
     tree = ast.parse(text)
     found = cast(ast.FunctionDef, tree.body[0])
-    around, inner = 0, cast(Any, value)
-    while isinstance(inner, FunctionType) and "__wrapped__" in vars(inner):
-        around, inner = around + 1, vars(inner)["__wrapped__"]
-    if around > len(found.decorator_list):
+    is_wrapped = "__wrapped__" in vars(value)
+    if is_wrapped and not are_decorators_of(value, found, known):
         raise NoSource(f"`{name}` is wrapped by what its source does not name")
     if not found.decorator_list and vars(value):
         raise NoSource(f"`{name}` has attributes, which its source does not show")
-    if around or not found.decorator_list or known.get(found.name) is value:
+    if is_wrapped or not found.decorator_list or known.get(found.name) is value:
         return text
     found.decorator_list = []
     return ast.unparse(tree)
