@@ -106,7 +106,7 @@ def are_decorators_of(value: FunctionType, node: Definition, known: Mapping[str,
     Each decorator is a function that has the code of its wrapper inside; what it is called with is
     written there.
     """
-    wrapper: FunctionType | None = value
+    wrapper = value
     for decorator in node.decorator_list:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         given = decorator.args if isinstance(decorator, ast.Call) else []
@@ -114,13 +114,13 @@ def are_decorators_of(value: FunctionType, node: Definition, known: Mapping[str,
         maker = value_of(called, known)
         if not all(isinstance(one, ast.Constant) for one in (*given, *named)):
             return False
-        if wrapper is None or not isinstance(maker, FunctionType):
+        if not isinstance(maker, FunctionType):
             return False
         below = _below(wrapper)
         if below is None or not _makes(maker.__code__, wrapper.__code__):
             return False
         wrapper = below
-    return wrapper is not None and _below(wrapper) is None
+    return _below(wrapper) is None
 
 
 def _below(wrapper: FunctionType) -> FunctionType | None:
