@@ -7,6 +7,7 @@ an object must be what the object is made of, so both are compared as compiled c
 import __future__
 
 import ast
+import copy
 import inspect
 import io
 import linecache
@@ -14,8 +15,9 @@ import os
 import re
 import symtable
 import tokenize
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias, cast
 
 from luyen.base.secrets import (
@@ -29,7 +31,9 @@ from luyen.base.secrets import (
 )
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_PLAIN = (bool, int, float, str, bytes, type(None))
+_ABSENT = object()
+"""A member that a class does not have, or no longer."""
+_LITERALS = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set, frozenset)
 _SAID = re.compile(
     rf"(?<![\w.-])[\w.-]*?(?:{SECRET_WORDS})[\"']?\s*[=:]\s*"
     r"(?:[\"'][^\"']{6,}[\"']|(?=[^\s,;)]*[0-9])(?=[^\s,;)]*[A-Za-z])[^\s,;)]{8,})",
@@ -39,33 +43,113 @@ _SAID = re.compile(
 
 
 def is_source_of(value: FunctionType | type, node: Definition) -> bool:
-    """Whether a function, or a class with its methods, is what a definition says."""
+    """Whether a function, or a class with its methods and values, is what a definition says."""
     if isinstance(value, FunctionType):
         inner = inspect.unwrap(cast(Callable[..., Any], value))
         return isinstance(inner, FunctionType) and has_code(node, inner.__code__)
-    for part in node.body:
-        match part:
-            case ast.FunctionDef(name=own) | ast.AsyncFunctionDef(name=own):
-                method: Any = vars(value).get(own)
-                if isinstance(method, staticmethod | classmethod):
-                    method = vars(method)["__wrapped__"]
-                is_plain = isinstance(method, FunctionType) and not vars(method)
-                if is_plain and not has_code(part, method.__code__, of=node.name):
-                    return False
-                if not is_plain and not part.decorator_list:
-                    return False
-            case ast.Assign(targets=[ast.Name(id=own)], value=ast.Constant(value=written)):
-                now = vars(value).get(own)
-                if type(now) in _PLAIN and repr(now) != repr(written):
-                    return False
-            case _:
-                pass
+    written = {target: part for part in node.body for target in _targets(part)}
+    own = {name for name in vars(value) if not name.startswith("_")}
+    now = {name: vars(value).get(_mangled(name, node.name), _ABSENT) for name in written}
+    return own <= {*written} and all(
+        _is_as_written(now[name], part, node.name) for name, part in written.items()
+    )
+
+
+def _targets(part: ast.stmt) -> list[str]:
+    """Names that a statement of a class defines."""
+    match part:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            found = [name for target in targets for name in ast.walk(target)]
+            return [name.id for name in found if isinstance(name, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case _:
+            return []
+
+
+def _mangled(name: str, of: str) -> str:
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{of.lstrip('_')}{name}" if is_private else name
+
+
+def _is_as_written(value: Any, part: ast.stmt, of: str) -> bool:
+    """Whether a member of a class is what its statement says; decorators may have made another."""
+    if value is _ABSENT:  # `x: int`, or a field of a dataclass
+        return isinstance(part, ast.AnnAssign)
+    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+        inner: Any = value.fget if isinstance(value, property) else value
+        is_bare = not isinstance(inner, staticmethod | classmethod)
+        inner = inner if is_bare else cast(Any, inner).__func__
+        if isinstance(inner, FunctionType):
+            whole: Any = inspect.unwrap(cast(Callable[..., Any], inner))
+            return isinstance(whole, FunctionType) and has_code(part, whole.__code__, of=of)
+        return bool(part.decorator_list)
+    if isinstance(part, ast.Assign | ast.AnnAssign) and part.value is not None:
+        if type(value) not in _LITERALS:
+            return True
+        is_constant = not any(isinstance(n, ast.Name | ast.Call) for n in ast.walk(part.value))
+        is_one = isinstance(part, ast.AnnAssign) or isinstance(part.targets[0], ast.Name)
+        return is_constant and is_one and repr(value) == repr(_evaluated(part.value))
     return True
+
+
+def _evaluated(node: ast.expr) -> Any:
+    """What an expression of constants gives."""
+    return eval(compile(ast.Expression(body=node), "<source>", "eval"), {"__builtins__": {}})
+
+
+def are_decorators_of(value: FunctionType, node: Definition, known: Mapping[str, Any]) -> bool:
+    """Whether the wrappers around a function are those that its decorators make, outermost first.
+
+    Each decorator is a function that has the code of its wrapper inside; what it is called with is
+    written there.
+    """
+    wrapper = value
+    for decorator in node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        given = decorator.args if isinstance(decorator, ast.Call) else []
+        named = [one.value for one in decorator.keywords] if isinstance(decorator, ast.Call) else []
+        maker = value_of(called, known)
+        if not all(isinstance(one, ast.Constant) for one in (*given, *named)):
+            return False
+        if not isinstance(maker, FunctionType):
+            return False
+        below = _below(wrapper)
+        if below is None or not _makes(maker.__code__, wrapper.__code__):
+            return False
+        wrapper = below
+    return _below(wrapper) is None
+
+
+def _below(wrapper: FunctionType) -> FunctionType | None:
+    found: object = vars(wrapper).get("__wrapped__")
+    return found if isinstance(found, FunctionType) else None
+
+
+def value_of(node: ast.expr, known: Mapping[str, Any]) -> Any:
+    """What a name, or an attribute of a module or class, is now; else the node, which is none."""
+    match node:
+        case ast.Name(id=name):
+            return known.get(name, node)
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            home = known.get(name)
+            return (
+                node if not isinstance(home, ModuleType | type) else vars(home).get(attribute, node)
+            )
+        case _:
+            return node
+
+
+def _makes(maker: CodeType, made: CodeType) -> bool:
+    inner = [one for one in maker.co_consts if isinstance(one, CodeType)]
+    return any(one is made or _makes(one, made) for one in inner)
 
 
 def has_code(node: ast.stmt, code: CodeType, of: str | None = None) -> bool:
     """Whether a definition, inside a class `of` that name, compiles to this code."""
-    node = ast.parse(ast.unparse(node)).body[0]
+    node = copy.deepcopy(node)  # with its lines, which the compiler looks at
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         node.decorator_list = []
     name = of or code.co_name
@@ -133,7 +217,7 @@ def secret_in_source(text: str) -> str | None:
     environment with a secret name has it.
 
     Example:
-        >>> secret_in_source("def f(x, api_key='abc'): return x")
+        >>> secret_in_source("def f(x, api_key='abcdef'): return x")
         '`api_key`'
         >>> secret_in_source("api_key = os.environ['API_KEY']")
     """
@@ -185,8 +269,15 @@ def _named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                     is_block = key.value in ALL_BELOW and isinstance(value, ast.Dict)
                     below = value.values if is_block and isinstance(value, ast.Dict) else [value]
                     yield from (("secret" if is_block else str(key.value), one) for one in below)
-        case ast.Tuple(elts=[ast.Constant(value=str(name)), value]):
-            yield name, value
+        case ast.Tuple(elts=values) | ast.Call(args=values):
+            for one, value in pairwise(values):
+                if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                    yield one.value, value
+        case ast.AugAssign(target=target, value=value):
+            yield from _assigned_values(target, value)
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            returned = (one.value for one in ast.walk(node) if isinstance(one, ast.Return))
+            yield from ((name, value) for value in returned if value is not None)
         case _:
             pass
 
@@ -208,7 +299,16 @@ def _has_text(value: ast.expr) -> bool:
     """Whether a value is made of text that is written there, and not of calls and names."""
     match value:
         case ast.Constant(value=str() | bytes() as text):
-            return bool(text) and "${" not in str(text)
+            return len(text) >= LEAST_LENGTH and "${" not in str(text)
+        case ast.Lambda(body=body):
+            return _has_text(body)
+        case ast.IfExp(body=one, orelse=other):
+            return _has_text(one) or _has_text(other)
+        case ast.Call(func=ast.Name(id="str" | "bytes"), args=values):
+            return any(_has_text(one) for one in values)
+        case ast.Call(func=ast.Attribute(value=whole, attr=method), args=values):
+            is_given = method == "join" and any(_has_text(one) for one in values)
+            return is_given or _has_text(whole) or any(_has_text(one) for one in values[1:])
         case ast.BinOp() | ast.BoolOp() | ast.JoinedStr() | ast.Tuple() | ast.List() | ast.Set():
             inner = ast.iter_child_nodes(value)
             return any(_has_text(one) for one in inner if isinstance(one, ast.expr))

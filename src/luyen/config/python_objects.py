@@ -31,7 +31,13 @@ from luyen.base.errors import UserError
 from luyen.base.files import write_whole
 from luyen.base.input_files import expanded
 from luyen.base.secrets import is_from_environment, masked_tree
-from luyen.base.source_text import has_code, is_source_of, secret_in_source
+from luyen.base.source_text import (
+    are_decorators_of,
+    has_code,
+    is_source_of,
+    secret_in_source,
+    value_of,
+)
 from luyen.base.user_modules import hold_objects, loaded_module
 from luyen.config.plugins import read_python
 
@@ -191,7 +197,7 @@ def is_decorated(value: FunctionType | type, *, by: Collection[object]) -> bool:
         return False
     known = _names_around(value)
     plain = [d.func if isinstance(d, ast.Call) else d for d in found.decorator_list]
-    return any(_value_of(one, known) in by for one in plain)
+    return any(value_of(one, known) in by for one in plain)
 
 
 @final
@@ -324,6 +330,11 @@ def _with_defaults(name: str, value: FunctionType, text: str, known: Mapping[str
     rows = zip(arguments, given.defaults, own, strict=False)  # none of them without defaults
     given.defaults = [_default(name, *row, known) for row in rows]
     named = inner.__kwdefaults__ or {}
+    written = [
+        one.arg for one, node in zip(given.kwonlyargs, given.kw_defaults, strict=True) if node
+    ]
+    if sorted(written) != sorted(named):
+        raise NoSource(f"the defaults of `{name}` are not those of its source")
     given.kw_defaults = [
         node if node is None else _default(name, one.arg, node, named.get(one.arg), known)
         for one, node in zip(given.kwonlyargs, given.kw_defaults, strict=True)
@@ -338,25 +349,13 @@ def _default(
     """A default as it is written, if that is what it is now; else its value as a literal."""
     if _is_literal(value):
         written = ast.parse(_literal_text(value), mode="eval").body
-        if ast.unparse(written) == ast.unparse(node) or _value_of(node, known) is value:
+        if ast.unparse(written) == ast.unparse(node) or value_of(node, known) is value:
             return node
         _refuse_secret_value(value, argument, *_words(node))
         return written
-    if _value_of(node, known) is not value:
+    if value_of(node, known) is not value:
         raise NoSource(f"the default `{ast.unparse(node)}` of `{name}` has no source")
     return node
-
-
-def _value_of(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """What a name, or an attribute of a module, is now; else the node, which is no value."""
-    match node:
-        case ast.Name(id=name):
-            return known.get(name, node)
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-            home = known.get(name)
-            return vars(home).get(attribute, node) if isinstance(home, ModuleType | type) else node
-        case _:
-            return node
 
 
 # Whether a text is what an object was compiled from: files change, and objects are patched.
@@ -395,14 +394,12 @@ def _undecorated(name: str, value: FunctionType, text: str, known: Mapping[str, 
     """The text, without decorators that are not around this object; NoSource if others are."""
     tree = ast.parse(text)
     found = cast(ast.FunctionDef, tree.body[0])
-    around, inner = 0, cast(Any, value)
-    while isinstance(inner, FunctionType) and "__wrapped__" in vars(inner):
-        around, inner = around + 1, vars(inner)["__wrapped__"]
-    if around > len(found.decorator_list):
+    is_wrapped = "__wrapped__" in vars(value)
+    if is_wrapped and not are_decorators_of(value, found, known):
         raise NoSource(f"`{name}` is wrapped by what its source does not name")
     if not found.decorator_list and vars(value):
         raise NoSource(f"`{name}` has attributes, which its source does not show")
-    if around or not found.decorator_list or known.get(found.name) is value:
+    if is_wrapped or not found.decorator_list or known.get(found.name) is value:
         return text
     found.decorator_list = []
     return ast.unparse(tree)

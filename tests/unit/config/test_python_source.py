@@ -261,6 +261,22 @@ def test_a_file_that_has_changed_since_is_not_the_source(tmp_path: Path):
             module_text({"f": function})
 
 
+WRAPPERS = """
+import functools
+def times(k):
+    def around(g):
+        @functools.wraps(g)
+        def h(n):
+            return k * g(n)
+        return h
+    return around
+K = 2
+"""
+BOUND_AGAIN = WRAPPERS + "@times(K)\ndef f(n):\n    return n\nK = 5\n"
+WRAPPED_AGAIN = WRAPPERS + "@times(2)\ndef f(n):\n    return n\nf = times(3)(f)\n"
+DECORATOR_REPLACED = WRAPPERS + (
+    "@times(2)\ndef f(n):\n    return n\ndef times(k):\n    return lambda g: g\n"
+)
 WRAPPED = """
 import functools
 def plain(n):
@@ -302,6 +318,10 @@ f = made()
         (SHADOWED, "`t` in `f`"),
         (NONLOCAL, "changes a variable"),
         (WRAPPED, "wrapped by what its source does not name"),
+        (BOUND_AGAIN, "wrapped by what its source does not name"),
+        (WRAPPED_AGAIN, "wrapped by what its source does not name"),
+        (DECORATOR_REPLACED, "wrapped by what its source does not name"),
+        ("def f(n, *, k=3):\n    return k\nf.__kwdefaults__ = None\n", "the defaults of `f`"),
         ("def f(n):\n    return [1][n]\nf = lambda n, f=f: f(n)\n", "the default `f`"),
     ],
 )
@@ -321,12 +341,39 @@ def f(n):
     return n
 """
 CLASS = """
+from dataclasses import dataclass, field
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: int = 3
+    more: list = field(default_factory=list)
+    def total(self):
+        return self.x + self.y + len(self.more)
 class Sums:
     by = 3
+    table = [1, 2]
+    size: int = 2 * 3
+    def __hidden(self):
+        return 0
+    @property
+    def twice(self):
+        return 2 * self.by + self.__hidden()
+    @staticmethod
+    def least(n):
+        return n
     def plus(self, n):
         return n + self.by
 def f(n):
-    return Sums().plus(n)
+    return Sums().plus(n) + Point(-3).total()
+"""
+GIVEN = """
+import contextlib
+@contextlib.contextmanager
+def given(n):
+    yield n
+def f(n):
+    with given(n) as x:
+        return x
 """
 RECURSIVE = """
 def made():
@@ -360,6 +407,9 @@ def f(n: int) -> str:
         "v = float('-inf')\ndef f(n):\n    return v\n",
         "def g(n):\n    return 2 * n\ndef f(n):\n    return n\nf.__code__ = g.__code__\n",
         "def f(n):\n    return 1 if n < 2 else n * f(n - 1)\n",
+        WRAPPERS + "@times(2)\n@times(3)\ndef f(n):\n    return n\n",
+        "def f(n):\n    match n:\n        case 5: return 'five'\n        case [a, *b]: return a\n",
+        GIVEN,
         RECURSIVE,
         DEFAULTS,
         DECORATED,
@@ -372,14 +422,26 @@ def test_what_is_written_computes_the_same(tmp_path: Path, text: str):
     assert repr(again(5)) == repr(function(5))
 
 
-@pytest.mark.parametrize("change", ["Sums.by = 4", "Sums.plus = lambda self, n: 0"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "Sums.by = 4",
+        "Sums.plus = lambda self, n: 0",
+        "Sums.more = 1",
+        "Sums.table.append(3)",
+        "Sums.size = 7",
+        "Sums.twice = property(lambda self: 9)",
+        "del Sums.by",
+    ],
+)
 def test_a_class_that_was_changed_is_not_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "sums_script.py").write_text(CLASS)
     names: dict[str, Any] = vars(importlib.import_module("sums_script"))
-    names["Sums"].__module__ = names["f"].__module__ = "__main__"
+    for name in ("Sums", "Point", "f"):
+        names[name].__module__ = "__main__"
     monkeypatch.setitem(sys.modules, "__main__", sys.modules.pop("sums_script"))
     assert imported(module_text({"f": names["f"]}), "f")(1) == 4
     exec(change, names)
@@ -400,6 +462,10 @@ HIDDEN = [
     f"def f(n):\n    return [('Authorization', '{KEY}')]\n",
     f"def f(n):\n    return len('https://me:{KEY}@host/')\n",
     f"def f(n):\n    'Uses api_key={KEY}.'\n    return n\n",
+    f"def f(n):\n    return n.setdefault('Authorization', 'Bearer {KEY}')\n",
+    f"import os\ndef f(n):\n    return os.environ.get('API_KEY', '{KEY}')\n",
+    f"def f(n):\n    api_key = '{KEY}' if n else ''.join(['{KEY}'])\n    return api_key\n",
+    f"def api_key():\n    return '{KEY}'\ndef f(n):\n    return api_key()\n",
     f"def f(n):\n    # password: {KEY}\n    return n\n",
     f"API_KEY = b'{KEY}'\ndef f(n):\n    return API_KEY\n",
     f"def f(n):\n    return len('{SHAPED}')\n",
