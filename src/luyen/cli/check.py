@@ -13,7 +13,7 @@ import typer
 from luyen.base.errors import UserError, printable, shortened
 from luyen.base.input_files import is_file
 from luyen.base.secrets import masked, masked_tree
-from luyen.config.check import Report, unchecked_parts
+from luyen.config.check import Report, batch_lines, offline_lines, unchecked_parts
 from luyen.config.check import check as check_config
 from luyen.config.explain import show_value
 from luyen.config.loader.parse import masked_values
@@ -21,7 +21,6 @@ from luyen.config.machine import Machine, this_machine
 from luyen.config.memory import MemoryPlan
 from luyen.config.model_folder.config_json import unplanned
 from luyen.config.pipeline import Pipeline, check_pipeline, is_pipeline, read_pipeline
-from luyen.config.plan import batch_lines, offline_lines
 from luyen.config.problem import Problem
 from luyen.config.schema.block import derived_in_force
 from luyen.config.simulation.scale_report import scale_lines, scales_data

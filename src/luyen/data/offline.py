@@ -37,7 +37,7 @@ from luyen.data.formats.render import (
 )
 from luyen.data.messages import find_markers
 from luyen.data.render import Renderer
-from luyen.data.row_store import Origins, RowWriter, as_held, selected
+from luyen.data.row_store import Origins, RowWriter, selected, stored_like
 from luyen.data.rows import RowAt
 from luyen.data.sources import Dataset, RowSource, about, rows_wanted
 from luyen.data.tokenizer import Tokenizer
@@ -205,8 +205,7 @@ def _load(
     columns: Sequence[str],
 ) -> tuple[Sequence[Any], Dataset]:
     rows, prompts, origins = RowWriter[Any](), RowWriter[Prompt](), Origins()
-    sources, places = list[RowSource](), list[int]()
-    counts: dict[str, int] = {}
+    sources, places, counts = list[RowSource](), list[int](), dict[str, int]()
     options = PromptOptions(frame=frame_of(data))
     for place, address in enumerate(files):
         reading = open_rows(address, string_prompts=data.string_prompts, prompts=options)
@@ -219,15 +218,14 @@ def _load(
             prompts.append(as_prompt(row, data.reward_fn_key, columns), num_bytes=size)
             origins.append(at.file, at.number)
             places.append(place)
-        read = reading.counts["read"]
-        if not read:
+        if not (read := reading.counts["read"]):
             raise UserError(FILE, address, "there are no rows in it", "add rows")
         sources.append(RowSource(address=address, rows=read, fingerprint=digest.hexdigest()))
         counts["read"] = counts.get("read", 0) + len(rows) - first
-    held = prompts.rows()
+    stored = prompts.rows()
     dataset = Dataset(
-        prompts=held,
-        origins=as_held(origins, held),
+        prompts=stored,
+        origins=stored_like(origins, stored),
         sources=tuple(sources),
         fingerprint=_fingerprint(sources),
         counts=counts,
@@ -298,8 +296,7 @@ def _filtered(
         files = [source.address for source in dataset.sources]
         fix = _more_room(dropped, limit)
         raise UserError(f"data.{of}_files", files, f"no row is left: {said}", fix)
-    special = renderer.tokenizer.special_tokens
-    markers = find_markers(dataset.prompts, dataset.origins, special)
+    markers = find_markers(dataset.prompts, dataset.origins, renderer.tokenizer.special_tokens)
     return selected(rows, kept), replace(dataset, markers=markers)
 
 

@@ -138,33 +138,33 @@ class RowWriter(Generic[T]):
     def __init__(self, *, most_bytes: int | None = None) -> None:
         """`most_bytes` of rows are held in memory, counted as `append` says."""
         self._most = MOST_BYTES if most_bytes is None else most_bytes
-        self._held: list[T] = []
+        self._in_memory: list[T] = []
         self._num_bytes = 0
         self._file: _RowFile | None = None
         self._starts, self._sizes = array("Q"), array("Q")
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._starts)
+        return len(self._in_memory) + len(self._starts)
 
     def append(self, row: T, *, num_bytes: int) -> None:
         """Add a row that takes about so many bytes."""
         self._num_bytes += num_bytes
-        self._held.append(row)
+        self._in_memory.append(row)
         if self._num_bytes > self._most:
             self._move()
 
     def _move(self) -> None:
         self._file = self._file or _RowFile()
-        for row in self._held:
+        for row in self._in_memory:
             start, size = self._file.add(row)
             self._starts.append(start)
             self._sizes.append(size)
-        self._held.clear()
+        self._in_memory.clear()
 
     def rows(self) -> Sequence[T]:
         """All rows in order: a tuple, or what reads them from disk."""
         if self._file is None:
-            return tuple(self._held)
+            return tuple(self._in_memory)
         self._file.flush()
         return StoredRows(self._file, self._starts, self._sizes)
 
@@ -240,11 +240,11 @@ class Origins(Sequence[str]):
         return found
 
 
-def as_held(origins: Origins, rows: Sequence[Any]) -> Sequence[str]:
+def stored_like(origins: Origins, rows: Sequence[Any]) -> Sequence[str]:
     """The origins of these rows: as text where the rows are in memory too.
 
     Example:
-        >>> as_held(Origins(), ())
+        >>> stored_like(Origins(), ())
         ()
     """
     return origins if isinstance(rows, StoredRows) else tuple(origins)

@@ -20,7 +20,7 @@ from luyen.config.task_urls import FIELD, TaskUrl, parse_task_url, read_gym, rea
 from luyen.data.arithmetic_tasks import arithmetic_rows
 from luyen.data.messages import MarkerHit
 from luyen.data.raw_values import canonical, is_list, is_object, raw_json, without_none
-from luyen.data.row_store import Origins, RowWriter, as_held, changed
+from luyen.data.row_store import Origins, RowWriter, changed, stored_like
 from luyen.data.rows import Columns, RowAt, check_plain, is_plain_text, read_row
 from luyen.data.tool_tasks import tool_rows
 
@@ -323,19 +323,15 @@ def _load(addresses: Sequence[str], chosen: Columns, most: int, most_of: Sequenc
             origins.append(file, number)
             wrapped += is_plain_text(row, chosen)
         if not count:
-            raise UserError(
-                FIELD,
-                address,
-                "there are no rows in it",
-                "add rows, or remove it from the list of files",
-            )
+            fix = "add rows, or remove it from the list of files"
+            raise UserError(FIELD, address, "there are no rows in it", fix)
         sources.append(RowSource(address=address, rows=count, fingerprint=digest.hexdigest()))
     together = "".join(source.fingerprint for source in sources)
     counts = {"read": sum(source.rows for source in sources)}
-    held = prompts.rows()
+    stored = prompts.rows()
     return Dataset(
-        prompts=held,
-        origins=as_held(origins, held),
+        prompts=stored,
+        origins=stored_like(origins, stored),
         sources=tuple(sources),
         fingerprint=hashlib.blake2b(together.encode(), digest_size=16).hexdigest(),
         counts=counts | ({"plain text made a user message": wrapped} if wrapped else {}),

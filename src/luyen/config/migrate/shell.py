@@ -283,16 +283,16 @@ def _without_documents(lines: Sequence[str]) -> list[str]:
 
 def _quotes_closed(lines: Sequence[str]) -> Iterator[str]:
     """The lines, with those that a quote goes over as one; a quote that never ends is a sign."""
-    held: list[str] = []
+    quoted: list[str] = []
     for line in lines:
-        held.append(line)
-        if len(held) > _MOST_QUOTED_LINES:
-            yield from held
-            held = []
-        elif not _is_in_quotes("\n".join(held)):
-            yield "\n".join(held)
-            held = []
-    yield from held
+        quoted.append(line)
+        if len(quoted) > _MOST_QUOTED_LINES:
+            yield from quoted
+            quoted = []
+        elif not _is_in_quotes("\n".join(quoted)):
+            yield "\n".join(quoted)
+            quoted = []
+    yield from quoted
 
 
 def _is_in_quotes(line: str) -> bool:
