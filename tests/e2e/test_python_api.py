@@ -258,10 +258,14 @@ def test_a_signal_ends_the_program_after_the_run_has_saved(
                 os.kill(os.getpid(), number)
 
     ended: list[BaseException] = []
+    normal = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, normal)  # tests that run in the background ignore it
     try:
         train(steps=3, name="signalled", reward=script["right"], callbacks=[Sends()])
     except BaseException as error:  # noqa: BLE001 - what would end the program
         ended.append(error)
+    finally:
+        signal.signal(number, before)
     assert [type(one) for one in ended] == [ending]
     assert code is None or ended[0].args == (code,)
     run = train(steps=3, name="signalled", reward=script["right"])

@@ -57,6 +57,7 @@ PLAIN = ("reward.custom_reward_function.path=null", "reward.components={length: 
 NO_RUN = {
     "studio",  # shows runs of other users, and refuses to act on them: tests/unit/web
     "sweep",
+    "plan",
     "selftest",
     "init",
     "bench",

@@ -13,7 +13,7 @@ from luyen.algorithms.advantages.inputs import CreditInputs, greedy_rewards, out
 from luyen.algorithms.checks import require_finite, require_same_shape
 from luyen.base.errors import UserError, did_you_mean
 from luyen.base.tolerance import lowest
-from luyen.config.catalog import ADV_ESTIMATORS, estimator_facts
+from luyen.config.catalog import ADV_ESTIMATORS
 
 
 @final
@@ -114,7 +114,7 @@ def estimator_baselines(name: str, inputs: CreditInputs) -> Float[Tensor, " seq"
         why = "no built-in advantage estimator has this name"
         raise UserError("algorithm.adv_estimator", name, why, did_you_mean(name, ADV_ESTIMATORS))
     rewards, grouping = outcomes(inputs), Grouping.of(inputs.layout.groups)
-    match estimator_facts(name).baseline:
+    match ADV_ESTIMATORS[name].baseline:
         case "group mean":
             return rewards - centred(rewards, grouping)
         case "leave-one-out":

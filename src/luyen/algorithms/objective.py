@@ -25,7 +25,7 @@ from luyen.algorithms.plugins import call_policy_loss
 from luyen.algorithms.policy_losses import PolicyInputs, loss_statistics, policy_losses
 from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError, did_you_mean
-from luyen.config.catalog import POLICY_LOSSES, own_aggregation
+from luyen.config.catalog import POLICY_LOSSES
 
 
 def loss_hyperparameters(name: str) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def loss_hyperparameters(name: str) -> tuple[str, ...]:
 def default_aggregation(name: str) -> str:
     """The aggregation of a loss if none is set; a plugin declares its own as a fact."""
     if name in POLICY_LOSSES:
-        return own_aggregation(name)
+        return POLICY_LOSSES[name].aggregation
     return policy_losses.facts(name).get("aggregation", "token-mean")
 
 

@@ -17,7 +17,7 @@ class EstimatorFacts:
     """What an advantage estimator needs from the run.
 
     Example:
-        >>> estimator_facts("rloo").baseline
+        >>> ADV_ESTIMATORS["rloo"].baseline
         'leave-one-out'
     """
 
@@ -37,7 +37,7 @@ class LossFacts:
     """What a policy loss needs from the run.
 
     Example:
-        >>> loss_facts("gspo").aggregation
+        >>> POLICY_LOSSES["gspo"].aggregation
         'seq-mean-token-mean'
     """
 
@@ -259,21 +259,6 @@ REJECTION_CRITERIA = (
     *(f"seq_mean_k{i}" for i in (1, 2, 3)),
     *(f"seq_max_k{i}" for i in (2, 3)),
 )
-
-
-def estimator_facts(name: str) -> EstimatorFacts:
-    """Facts of a built-in advantage estimator."""
-    return ADV_ESTIMATORS[name]
-
-
-def loss_facts(name: str) -> LossFacts:
-    """Facts of a built-in policy loss."""
-    return POLICY_LOSSES[name]
-
-
-def own_aggregation(name: str) -> str:
-    """The aggregation a built-in policy loss uses if none is set."""
-    return POLICY_LOSSES[name].aggregation
 
 
 # Thresholds of the rollout correction as users write them: 2.0, or a band "0.5_2.0".

@@ -16,8 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from luyen.base.files import read_json
 from luyen.checkpoint.tensors import load_state
 from luyen.engine.fsdp import export_dtype, export_parameters
-from luyen.engine.optim import MasterOptimizer
-from luyen.engine.optimizers import ADAMW
+from luyen.engine.optim import ADAMW, MasterOptimizer
 from luyen.models.trained_weights import restore_parameters, trained_parameters
 from luyen.models.weight_digests import digest_number, digest_numbers
 

@@ -22,8 +22,7 @@ from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import BatchShard
 from luyen.engine.critic import CriticEngine
 from luyen.engine.logprobs import FrozenPolicy, score_shard
-from luyen.engine.optim import MASTERS, MasterOptimizer
-from luyen.engine.optimizers import first_moments
+from luyen.engine.optim import MASTERS, MasterOptimizer, first_moments
 from luyen.engine.sharded_state import (
     fitting_bucket,
     full_weights,

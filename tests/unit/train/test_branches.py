@@ -8,7 +8,7 @@ from torch import Tensor
 
 from luyen.algorithms.objective import Objective
 from luyen.base.records import Branch, Rollout, Score, Source
-from luyen.config.catalog import ADV_ESTIMATORS, estimator_facts
+from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.schema.algorithm import RolloutCorrectionConfig
 from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import MicroBatching
@@ -68,7 +68,7 @@ def packed(rollouts: tuple[Rollout, ...]) -> PackedBatch:
 def credited(
     rollouts: tuple[Rollout, ...], name: str, correction: RolloutCorrectionConfig | None = None
 ) -> BatchAdvantages:
-    facts = estimator_facts(name)
+    facts = ADV_ESTIMATORS[name]
     rules = AdvantageConfig(
         estimator=name,
         hparams={},
