@@ -331,6 +331,11 @@ def _as_sampled(recorded: RecordedRollout) -> Advantages:
     return tuple(None if advantage is None else logp for logp, advantage in pairs)
 
 
+def _storable(name: str) -> str:
+    """The text with `?` for each half of a surrogate pair: a column cannot hold those."""
+    return name.encode(errors="replace").decode()
+
+
 def _summary(recorded: RecordedRollout) -> dict[str, Any]:
     """Numbers about the token streams, so that a table of rollouts need not read these."""
     rollout = recorded.rollout
@@ -341,7 +346,7 @@ def _summary(recorded: RecordedRollout) -> dict[str, Any]:
         "version": next((v for v in reversed(rollout.versions) if v is not None), None),
         # Not `fsum`, which raises where a sum of finite numbers has no finite value.
         "mean_advantage": sum(known) / len(known) if known else None,
-        "tool_names": list(dict.fromkeys(call.name for call in rollout.calls)),
+        "tool_names": list(dict.fromkeys(map(_storable, (c.name for c in rollout.calls)))),
     }
 
 

@@ -42,7 +42,7 @@ from luyen.runtime.weights import (
     tensor_to_bytes,
     total_bytes,
 )
-from luyen.runtime.worker import ModelWorker, R, Results, TrainWorker, W, WorkerGroup
+from luyen.runtime.worker import ModelWorker, R, Results, W, WorkerGroup
 from luyen.telemetry.spans import waiting_for
 from luyen.telemetry.worker_spans import WORK
 
@@ -152,12 +152,12 @@ class RankProcess:
 
     @torch.no_grad()
     def _gather(self) -> tuple[list[Any], int, float, ShardSums]:
-        assert isinstance(self._worker, TrainWorker), "no other worker has replicas to publish to"
+        worker: Any = self._worker  # a `TrainWorker`: no other one has replicas to publish to
         start = time.monotonic()
-        sums = self._worker.weight_sums()
+        sums = worker.weight_sums()
         parts: list[Any] = []
         size = 0
-        for bucket in self._worker.weights():
+        for bucket in worker.weights():
             parts.append(ray.put(pack(bucket)))
             size += total_bytes(bucket.values())
         return parts, size, time.monotonic() - start, sums

@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +20,6 @@ from luyen.train.builders.roles import actor_passes
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 from luyen.train.offline import preference, reward_model, sft
 from luyen.train.offline.stage import OfflineStage, StageContext, StageKind, WorkerContext
-
-if TYPE_CHECKING:
-    pass
 
 STAGES: dict[str, StageKind] = {
     "sft": sft.SFT,
