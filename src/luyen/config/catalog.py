@@ -95,6 +95,27 @@ class EngineFacts:
     """Whether weights can be published to it; without them it samples from a fixed model."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFacts:
+    """What a training engine needs, and what it can do.
+
+    Example:
+        >>> TRAINING_ENGINES["single"].splits
+        False
+    """
+
+    package: str | None = None
+    """Python package that must be installed."""
+    splits: bool = False
+    """Whether it trains on several devices."""
+
+
+TRAINING_ENGINES: dict[str, TrainingFacts] = {
+    "single": TrainingFacts(),
+    "fsdp2": TrainingFacts(splits=True),
+}
+
 ROLLOUT_ENGINES: dict[str, EngineFacts] = {
     "native": EngineFacts(),
     "hf": EngineFacts(),

@@ -67,6 +67,12 @@ def ranks_per_shard(config: RunConfig) -> int:
     return config.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size
 
 
+READ_AS_FSDP2 = {
+    "fsdp": "version 1 of FSDP; `fsdp2` shards the same way",
+    "deepspeed": "ZeRO; `fsdp2` shards weights, gradients and optimizer state as its stage 3 does",
+}
+"""Strategies of other tools that are read as `fsdp2` -> what they are there."""
+
 WHOLE_ENGINES = ("native", "hf")
 """Rollout engines that hold the whole model on each device."""
 
@@ -298,7 +304,7 @@ def plan_placement(
         is_split = any((pool, reference, critic, reward_pool(config)))
         runtime = "ray" if world_size > 1 or is_split else "local"
     shared = f"{device}, this process" if runtime == "local" else f"{world_size} x {device}, shared"
-    roles = [Role(name="actor", engine=_strategy(actor.strategy, world_size), place=shared)]
+    roles = [Role(name="actor", engine=training_engine(actor.strategy, world_size), place=shared)]
     if has_teacher(config):
         roles.append(Role(name="teacher", engine="a frozen model", place=shared))
     if trainer.stage != "rl":
@@ -308,7 +314,8 @@ def plan_placement(
     roles.append(_rollout_role(rollout.name, replicas, _place(pool, device, shared)))
     roles += _reference_roles(config, _place(reference, device, shared))
     if needs_critic(config, estimator):
-        engine = _strategy(actor.strategy, critic[0] * critic[1] if critic else world_size)
+        ranks = critic[0] * critic[1] if critic else world_size
+        engine = training_engine(actor.strategy, ranks)
         roles.append(Role(name="critic", engine=engine, place=_place(critic, device, shared)))
     if config.reward.reward_model.enable:
         roles.append(_reward_role(config, device, shared))
@@ -324,9 +331,16 @@ def plan_placement(
     )
 
 
-def _strategy(name: str, ranks: int) -> str:
-    """The training engine of so many ranks: sharded over one device, weights are whole."""
-    return "fsdp2" if name != "single" and ranks > 1 else "single"
+def training_engine(strategy: str, ranks: int) -> str:
+    """The training engine of so many ranks: sharded over one device, weights are whole.
+
+    Example:
+        >>> training_engine("auto", 1), training_engine("deepspeed", 4), training_engine("mine", 4)
+        ('single', 'fsdp2', 'mine')
+    """
+    if strategy in ("auto", "fsdp2", *READ_AS_FSDP2):
+        return "fsdp2" if ranks > 1 else "single"
+    return strategy
 
 
 def _place(pool: tuple[int, int] | None, device: str, shared: str) -> str:

@@ -99,6 +99,23 @@ def full_weights(
         yield from _gather(bucket, mesh.get_group(mesh.ndim - 1))
 
 
+def weight_buckets(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """`full_weights` in buckets in host memory; ranks but the first yield nothing.
+
+    Those of a model that is not sharded are not copied: the next update changes them.
+    """
+    bucket: dict[str, Tensor] = {}
+    size, most = 0, fitting_bucket(module)
+    for name, weight in full_weights(module, bucket_bytes=most):
+        bucket[name] = weight.detach().to("cpu")
+        size += weight.numel() * weight.element_size()
+        if size >= most:
+            yield bucket
+            bucket, size = {}, 0
+    if bucket:
+        yield bucket
+
+
 def fitting_bucket(module: nn.Module) -> int:
     """Bytes of a bucket, so that the weights are sent in about 16 parts."""
     own = [p for p in module.parameters() if p.requires_grad]

@@ -125,8 +125,10 @@ class AdaptiveEntropyConfig(Block):
 class ActorConfig(Block):
     """The policy update."""
 
-    strategy: Literal["auto", "single", "fsdp", "fsdp2"] = key(
-        "auto", "Training engine; auto: single for one device, fsdp2 for more. fsdp means fsdp2."
+    strategy: str = key(
+        "auto",
+        "Name of a registered training engine; auto: single for one device, fsdp2 for more. fsdp "
+        "and deepspeed are read as fsdp2.",
     )
     fsdp_config: FsdpConfig = block(FsdpConfig, "How weights are sharded over several devices.")
     ppo_mini_batch_size: int = key(

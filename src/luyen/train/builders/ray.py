@@ -12,11 +12,11 @@ from luyen.config.plan import (
     count_weight_versions,
     has_partial_rollouts,
     ranks_per_shard,
+    training_engine,
 )
 from luyen.config.schema.run import RunConfig
 from luyen.data.render import Renderer
-from luyen.engine.fsdp import join_ranks, shard_as
-from luyen.engine.sequence_parallel import divide_sequences
+from luyen.engine.training import RankPlace, training_engines
 from luyen.models.load import choose_threads
 from luyen.rewards.reward_model import Scorer
 from luyen.rollout.build import ToolEnvironment
@@ -134,28 +134,18 @@ def make_rank(
 ) -> TrainWorker:
     """Build the models of one rank, those of its roles; called in its process."""
     import_plugins(config.trainer.plugins)
-    fsdp = config.actor_rollout_ref.actor.fsdp_config
-    timeout_s = config.trainer.timeouts.collective_s
-    mesh = join_ranks(
-        rank,
-        ranks,
-        address,
+    actor = config.actor_rollout_ref.actor
+    place = RankPlace(
         device=device,
-        fsdp_size=fsdp.fsdp_size if ranks > 1 else -1,  # one rank has no shards
-        timeout_s=timeout_s,
-    )
-    split = divide_sequences(ranks, fsdp.ulysses_sequence_parallel_size, timeout_s=timeout_s)
-    shard = partial(shard_as, mesh=mesh, fsdp_config=fsdp, split=split)
-    return build_worker(
-        config,
-        load_run_tokenizer(config),
-        needs,
-        device,
         rank=rank,
-        sharded=shard if ranks > 1 else None,
-        here=torch.device(device, torch.cuda.current_device()) if device == "cuda" else None,
-        roles=roles,
+        ranks=ranks,
+        address=address,
+        timeout_s=config.trainer.timeouts.collective_s,
     )
+    make = training_engines.get(training_engine(actor.strategy, ranks))
+    engine = make(place, actor.fsdp_config)
+    tokenizer = load_run_tokenizer(config)
+    return build_worker(config, tokenizer, needs, device, rank=rank, engine=engine, roles=roles)
 
 
 def make_replica(config: RunConfig, device: str, index: int) -> RolloutEngine:
