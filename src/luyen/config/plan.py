@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, TypeAlias, final
 
-from luyen.config.catalog import PREFERENCE_LOSSES, EstimatorFacts, LossFacts, PreferenceFacts
+from luyen.config.catalog import (
+    PREFERENCE_LOSSES,
+    EstimatorFacts,
+    LossFacts,
+    PreferenceFacts,
+    training_engine,
+)
 from luyen.config.machine import Machine
 from luyen.config.schema.algorithm import PreferenceConfig
 from luyen.config.schema.run import RunConfig
@@ -62,16 +68,16 @@ def rows_need_reference(config: RunConfig) -> bool:
     return any(facts is None or facts.reference for facts in losses)
 
 
-def ranks_per_shard(config: RunConfig) -> int:
-    """Ranks that compute each sequence together."""
+def ranks_per_sequence(config: RunConfig) -> int:
+    """Ranks that divide the tokens of each sequence (sequence parallelism)."""
     return config.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size
 
 
-READ_AS_FSDP2 = {
-    "fsdp": "version 1 of FSDP; `fsdp2` shards the same way",
-    "deepspeed": "ZeRO; `fsdp2` shards weights, gradients and optimizer state as its stage 3 does",
-}
-"""Strategies of other tools that are read as `fsdp2` -> what they are there."""
+def ranks_per_shard(config: RunConfig) -> int:
+    """Ranks that compute the same part of a batch: they divide its tokens, or the layers."""
+    fsdp_config = config.actor_rollout_ref.actor.fsdp_config
+    return ranks_per_sequence(config) * fsdp_config.tensor_parallel_size
+
 
 WHOLE_ENGINES = ("native", "hf")
 """Rollout engines that hold the whole model on each device."""
@@ -98,8 +104,10 @@ class BatchPlan:
     """Parts of a step that each end in an optimizer step."""
     mini_batch_rollouts: int
     """Rollouts of one optimizer step, over all devices."""
+    ranks_per_sequence: int
+    """Devices that divide the tokens of each sequence (sequence parallelism)."""
     ranks_per_shard: int
-    """Devices that compute each sequence together (sequence parallelism)."""
+    """Devices that compute the same part of a batch."""
     device_rollouts: int
     """Rollouts of one optimizer step on such devices, rounded up."""
     longest_sequence: int
@@ -139,7 +147,7 @@ def plan_batches(
     per_device = ceil(per_mini / max(1, world_size // shared))
     longest = data.max_prompt_length + data.max_response_length
     if actor.use_dynamic_bsz:
-        budget = shared * actor.ppo_max_token_len_per_gpu
+        budget = ranks_per_sequence(config) * actor.ppo_max_token_len_per_gpu
         tokens = min(budget, per_device * longest)
         micro_batches = ceil(per_device / max(1, budget // longest))
     else:
@@ -152,6 +160,7 @@ def plan_batches(
         rollouts=rollouts,
         mini_batches=mini_batches,
         mini_batch_rollouts=per_mini,
+        ranks_per_sequence=ranks_per_sequence(config),
         ranks_per_shard=shared,
         device_rollouts=per_device,
         longest_sequence=longest,
@@ -329,18 +338,6 @@ def plan_placement(
         reference_pool=reference,
         critic_pool=critic,
     )
-
-
-def training_engine(strategy: str, ranks: int) -> str:
-    """The training engine of so many ranks: sharded over one device, weights are whole.
-
-    Example:
-        >>> training_engine("auto", 1), training_engine("deepspeed", 4), training_engine("mine", 4)
-        ('single', 'fsdp2', 'mine')
-    """
-    if strategy in ("auto", "fsdp2", *READ_AS_FSDP2):
-        return "fsdp2" if ranks > 1 else "single"
-    return strategy
 
 
 def _place(pool: tuple[int, int] | None, device: str, shared: str) -> str:

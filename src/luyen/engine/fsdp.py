@@ -25,6 +25,7 @@ from torch.utils._pytree import register_pytree_node
 
 from luyen.base.errors import UserError
 from luyen.config.schema.actor_rollout_ref import FsdpConfig
+from luyen.engine.tensor_parallel import TENSOR, divide_layers
 from luyen.models.fused.layers import AttentionPlan, LayerPlan, MlpPlan
 from luyen.models.head import TokenScores
 from luyen.models.policy import Policy, ValueModel
@@ -65,6 +66,8 @@ def iterate_export_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]
 
 
 _PLAN = "luyen_plan"
+REPLICATE = "replicate"
+"""Dimension of the mesh whose ranks hold copies."""
 
 
 def shard_as(
@@ -113,6 +116,9 @@ def shard(
     own = {id(p) for p in learning}
     names = {name for name, p in module.named_parameters() if id(p) in own}
     _widen(policy)
+    if TENSOR in (mesh.mesh_dim_names or ()):
+        divide_layers(module, mesh[TENSOR])
+        mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != TENSOR)]
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     common: dict[str, Any] = {
         "mesh": mesh,
@@ -259,15 +265,16 @@ def join_ranks(
     *,
     device: str = "cpu",
     fsdp_size: int = -1,
+    tensor_size: int = 1,
     timeout_s: float = _TIMEOUT_S,
 ) -> DeviceMesh:
     """Join the process group at `address` (`tcp://HOST:PORT` or `file://PATH`).
 
     Returns the mesh for `shard` when all ranks have joined. If a rank is late, here or at a later
     collective, the waiting ranks raise a RuntimeError after `timeout_s`. CPU tensors use gloo, GPU
-    tensors NCCL.
+    tensors NCCL. `tensor_size` consecutive ranks divide each layer.
     """
-    shape = mesh_shape(world, fsdp_size)
+    shape = mesh_shape(world // tensor_size, fsdp_size)
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
@@ -277,7 +284,9 @@ def join_ranks(
         world_size=world,
         timeout=timedelta(seconds=timeout_s),
     )
-    names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
+    names = ("shard",) if len(shape) == 1 else (REPLICATE, "shard")
+    if tensor_size > 1:
+        shape, names = (*shape, tensor_size), (*names, TENSOR)
     return init_device_mesh(device, shape, mesh_dim_names=names)
 
 

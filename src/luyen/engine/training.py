@@ -246,6 +246,7 @@ def fsdp2(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
         place.address,
         device=place.device,
         fsdp_size=config.fsdp_size,
+        tensor_size=config.tensor_parallel_size,
         timeout_s=place.timeout_s,
     )
     split = divide_sequences(

@@ -51,6 +51,18 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{A}.strategy=deepspeed", "trainer.n_gpus_per_node=2"),
         (f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=2"),
     ),
+    "F10": (
+        (f"{A}.fsdp_config.tensor_parallel_size=2", "trainer.n_gpus_per_node=3"),
+        (f"{A}.fsdp_config.tensor_parallel_size=2", "trainer.n_gpus_per_node=4"),
+    ),
+    "F11": (
+        (
+            f"{A}.fsdp_config.tensor_parallel_size=2",
+            f"{A}.fsdp_config.ulysses_sequence_parallel_size=2",
+            "trainer.n_gpus_per_node=4",
+        ),
+        (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=4"),
+    ),
     "F05": (
         (*KL, f"{REF}.nnodes=1", "trainer.runtime=local"),
         (*KL, f"{REF}.nnodes=1", "trainer.runtime=ray"),

@@ -75,7 +75,7 @@ class Course:
     def __init__(self, form: Form, place: RankPlace) -> None:
         config = FsdpConfig(**form.config)
         self.form, self.place = form, place
-        together = config.ulysses_sequence_parallel_size
+        together = config.ulysses_sequence_parallel_size * config.tensor_parallel_size
         self.together = min(together, place.ranks)
         engine = training_engines.get(form.engine)(place, config)
         self.passes = MicroBatching(max_tokens=64)
@@ -116,9 +116,7 @@ class Course:
         streams = {"old_logp": old, "rollout_logp": scored["logp"], "ref_logp": ref}
         batch = batch.with_streams(**streams, values=values)
         whole = self.critic_batch(batch)
-        fitted = merge_updates(
-            *self.spread(whole, lambda s: self.critic.update_shard(s, lr=1e-3))
-        )
+        fitted = merge_updates(*self.spread(whole, lambda s: self.critic.update_shard(s, lr=1e-3)))
         whole, numbers = prepare_update(batch, OBJECTIVE, {})
         shards, done = self.spread(
             whole,

@@ -16,7 +16,12 @@ from tests.tiny_models import DEVICE
 from tests.unit.engine.conformance_job import SAVED_AT, Form, be_rank, run
 from tests.worlds import run_together
 
-FORMS = {"whole": Form(), "copies": Form(config={"fsdp_size": 1})}
+TWO = {"tensor_parallel_size": 2}
+FORMS = {
+    "whole": Form(),
+    "copies": Form(config={"fsdp_size": 1}),
+    "layers, qwen2, tied": Form(config=TWO, kind="qwen2", model={"tie_word_embeddings": True}),
+}
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
 
 

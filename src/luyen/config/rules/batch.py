@@ -58,7 +58,7 @@ def _unit(s: RuleContext) -> str:
 
 def _least_budget(s: RuleContext) -> int:
     """Tokens of a device's budget, so that those that share a sequence can hold the longest."""
-    return -(-s.batch.longest_sequence // s.batch.ranks_per_shard)
+    return -(-s.batch.longest_sequence // s.batch.ranks_per_sequence)
 
 
 @rule("B04", "error")
@@ -96,7 +96,7 @@ def group_fits_a_micro_batch(s: RuleContext) -> Iterator[Finding]:
     """The token budget of a micro-batch grows with the group: its prompt is computed once."""
     actor, rollout = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.rollout
     data = s.config.data
-    budget = s.batch.ranks_per_shard * actor.ppo_max_token_len_per_gpu
+    budget = s.batch.ranks_per_sequence * actor.ppo_max_token_len_per_gpu
     tokens = data.max_prompt_length + rollout.n * data.max_response_length
     if rollout.n > 1 and actor.use_dynamic_bsz and budget < tokens:
         yield Finding(

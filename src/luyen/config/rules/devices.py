@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from luyen.base.errors import did_you_mean
-from luyen.config.plan import READ_AS_FSDP2, training_engine
+from luyen.config.catalog import READ_AS_FSDP2, training_engine
+from luyen.config.model_folder.config_json import read_raw
 from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _STRATEGY = "actor_rollout_ref.actor.strategy"
@@ -86,7 +87,7 @@ def replicas_are_of_equal_size(s: RuleContext) -> Iterator[Finding]:
 @rule("F07", "error")
 def devices_share_sequences_in_groups(s: RuleContext) -> Iterator[Finding]:
     """The devices of every role divide into groups that each compute a sequence together."""
-    size = s.batch.ranks_per_shard
+    size = s.batch.ranks_per_sequence
     for world in dict.fromkeys(s.where.rank_groups):
         if world % size:
             word = "one device trains" if world == 1 else f"{world} devices train"
@@ -106,6 +107,76 @@ def one_device_is_not_sharded(s: RuleContext) -> Iterator[Finding]:
         why = "one device trains: its weights are whole, and the engine is `single`"
         fix = "leave it if the same file also runs on more devices, or drop the line"
         yield Finding(field=_STRATEGY, why=why, fix=fix)
+
+
+_TENSOR = f"{_FSDP}.tensor_parallel_size"
+_DIVIDED = ("llama", "mistral", "qwen2", "qwen3")
+"""Types of models whose layers can be divided."""
+
+
+@rule("F10", "error")
+def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
+    """The devices of every role divide into groups that divide each layer, and its sizes divide."""
+    size = s.config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
+    if size == 1:
+        return
+    for world in dict.fromkeys(s.where.rank_groups):
+        if world % size:
+            word = "one device trains" if world == 1 else f"{world} devices train"
+            why = f"{word}, and groups of {size} divide each layer"
+            fix = f"set it to 1 or to a divisor of {world}, or change the devices"
+            yield Finding(field=_TENSOR, why=why, fix=fix)
+    raw = read_raw(s.config.actor_rollout_ref.model) or {}
+    kind = raw.get("model_type")
+    if raw and kind not in _DIVIDED:
+        why = f"how the layers of a {kind} model are divided is not known"
+        fix = f"set it to 1, or train one of {', '.join(_DIVIDED)}"
+        yield Finding(field=_TENSOR, why=why, fix=fix)
+        return
+    for name in ("num_attention_heads", "intermediate_size", "vocab_size"):
+        number = raw.get(name)
+        if isinstance(number, int) and number % size:
+            why = f"the model's {name} is {number}, which {size} devices cannot divide"
+            yield Finding(field=_TENSOR, why=why, fix=f"set it to a divisor of {number}")
+
+
+@rule("F11", "error")
+def divided_layers_go_with_the_rest(s: RuleContext) -> Iterator[Finding]:
+    """Layers are divided with `fsdp2`, whole sequences, one copy, and weights that are not 4-bit."""
+    actor, model = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.model
+    if actor.fsdp_config.tensor_parallel_size == 1:
+        return
+    ranks = max(s.where.rank_groups)
+    reasons = {
+        f"{_FSDP}.ulysses_sequence_parallel_size": (
+            actor.fsdp_config.ulysses_sequence_parallel_size > 1,
+            "sequences cannot be divided where layers are",
+        ),
+        f"{_FSDP}.fsdp_size": (
+            actor.fsdp_config.fsdp_size != -1,
+            "copies of divided layers were never tried",
+        ),
+        _STRATEGY: (
+            ranks > 1 and training_engine(actor.strategy, ranks) != "fsdp2",
+            "only fsdp2 divides layers",
+        ),
+        "actor_rollout_ref.model.quantization": (
+            model.quantization != "none",
+            "4-bit weights cannot be divided",
+        ),
+        "actor_rollout_ref.model.use_dora": (
+            model.lora_rank > 0 and model.use_dora,
+            "the norms of DoRA are taken of whole weights",
+        ),
+        "actor_rollout_ref.model.lora_dropout": (
+            model.lora_rank > 0 and model.lora_dropout > 0,
+            "ranks would drop the same places of different inputs",
+        ),
+    }
+    for field, (is_set, why) in reasons.items():
+        if is_set:
+            fix = f"drop the line, or set {_TENSOR} to 1"
+            yield Finding(field=field, why=why, fix=fix)
 
 
 _POOLS = ("actor_rollout_ref.ref", "critic")

@@ -9,7 +9,8 @@ from luyen.base.errors import UserError, did_you_mean
 from luyen.base.heartbeat import PHASES
 from luyen.base.input_files import exists, expanded, is_directory
 from luyen.base.rundir import RunDirectory
-from luyen.config.plan import needs_critic, training_engine
+from luyen.config.catalog import training_engine
+from luyen.config.plan import needs_critic
 from luyen.config.plugins import LOGGERS
 from luyen.config.resume import ChangedKey, changed_keys, has_progress
 from luyen.config.rules.rule import Finding, RuleContext, rule

@@ -34,6 +34,12 @@ class FsdpConfig(Block):
     optimizer_offload: bool = key(
         False, "Keep the optimizer in host memory, where it then computes, with `param_offload`."
     )
+    tensor_parallel_size: int = key(
+        1,
+        "Devices that divide every layer by heads, inner width and vocabulary, of actor, reference "
+        "and critic alike; weights are sharded further over the rest.",
+        ge=1,
+    )
     ulysses_sequence_parallel_size: int = key(
         1,
         "Devices that compute each sequence together, of actor, reference and critic alike. Token "

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from luyen.config.catalog import training_engine
 from luyen.config.plan import (
     Placement,
     count_weight_versions,
     has_partial_rollouts,
     ranks_per_shard,
-    training_engine,
 )
 from luyen.config.schema.run import RunConfig
 from luyen.data.render import Renderer

@@ -10,12 +10,12 @@ from pathlib import Path
 import luyen.rollout.engines
 from luyen.base.errors import UserError
 from luyen.base.input_files import expanded
+from luyen.config.catalog import training_engine
 from luyen.config.model_folder.config_json import most_positions
 from luyen.config.plan import (
     count_weight_versions,
     has_partial_rollouts,
-    ranks_per_shard,
-    training_engine,
+    ranks_per_sequence,
 )
 from luyen.config.schema.actor_rollout_ref import ActorConfig, LogProbBatchingConfig
 from luyen.config.schema.model import ModelConfig
@@ -179,7 +179,7 @@ def build_actor(
 def micro_batching(config: RunConfig, needs: RequiredSignals) -> RoleMicroBatching:
     """Micro-batching of all passes, and aggregation of the value loss."""
     arr = config.actor_rollout_ref
-    actor, ranks = arr.actor, ranks_per_shard(config)
+    actor, ranks = arr.actor, ranks_per_sequence(config)
     return RoleMicroBatching(
         actor=actor_passes(actor).on_ranks(ranks),
         log_probs=log_prob_passes(arr.rollout, actor).on_ranks(ranks),
