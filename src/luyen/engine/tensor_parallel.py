@@ -26,8 +26,6 @@ FIELD = "actor_rollout_ref.actor.fsdp_config.tensor_parallel_size"
 
 _ATTENTIONS = {f"{name}Attention" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _MLPS = {f"{name}MLP" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
-_WRITE = ("o_proj", "down_proj")
-"""Projections that write to the residual stream."""
 
 
 def divided_dimension(tensor: DTensor) -> int | None:
@@ -332,13 +330,17 @@ def _keep_whole(projection: nn.Module, rows: list[int], divider: _Divider) -> No
 
 def _divide_writing(projection: nn.Module, ranks: TensorRanks, divider: _Divider) -> None:
     """Divide inputs of a projection; its outputs are summed over the ranks."""
+
+    def summed(_: nn.Module, __: tuple[Any, ...], made: Tensor) -> Tensor:
+        return ranks.sum(made)
+
     for linear, part in _linears(projection):
         if part == "lora_B":  # it reads the sum of what lora_A made, and is whole
             divider.divide(linear, Replicate())
             continue
         bias = _View(is_partial=True, is_silent=ranks.rank > 0)
         divider.divide(linear, Shard(1), {"bias": bias})
-        linear.register_forward_hook(lambda _, __, made: ranks.sum(made))
+        linear.register_forward_hook(summed)
 
 
 def _look_up_own_rows(embedding: Any, ranks: TensorRanks) -> None:

@@ -40,7 +40,7 @@ class Form:
     model: dict[str, Any] = field(default_factory=dict)
     lora_rank: int = 0
     sequences: int | None = None
-    dtype: torch.dtype = torch.float32
+    is_checkpointed: bool = False
 
     @property
     def alone(self) -> "Form":
@@ -51,13 +51,13 @@ class Form:
             model=self.model,
             lora_rank=self.lora_rank,
             sequences=self.sequences,
-            dtype=self.dtype,
+            is_checkpointed=self.is_checkpointed,
         )
 
 
 def make_policy(form: Form, *, lora_rank: int = 0) -> Policy:
     small = {"hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.1}
-    net = tiny_net(form.kind, **{**small, **form.model}).to(device=DEVICE, dtype=form.dtype)
+    net = tiny_net(form.kind, **{**small, **form.model}).to(device=DEVICE)
     if lora_rank:
         lora = ModelConfig(path="", lora_rank=lora_rank, target_modules=["all-linear"])
         add_adapter(net, lora)
@@ -66,6 +66,8 @@ def make_policy(form: Form, *, lora_rank: int = 0) -> Policy:
                 generator = torch.Generator().manual_seed(len(name))
                 drawn = torch.randn(parameter.shape, generator=generator)
                 parameter.data.copy_(0.05 * drawn)
+    if form.is_checkpointed:
+        net.gradient_checkpointing_enable({"use_reentrant": False})
     return Policy(net, vocabulary=61).eval()
 
 

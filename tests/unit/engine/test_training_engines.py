@@ -22,6 +22,22 @@ FORMS = {
     "copies": Form(config={"fsdp_size": 1}),
     "layers, qwen2, tied": Form(config=TWO, kind="qwen2", model={"tie_word_embeddings": True}),
 }
+MORE_FORMS = {
+    "qwen3, more ranks than key heads": Form(config={"tensor_parallel_size": 4}, kind="qwen3"),
+    "llama, adapter": Form(config=TWO, lora_rank=4),
+    "qwen3, adapter, more ranks than key heads": Form(
+        config={"tensor_parallel_size": 4}, kind="qwen3", lora_rank=4
+    ),
+    "llama, biases, recomputed": Form(
+        config=TWO, model={"attention_bias": True, "mlp_bias": True}, is_checkpointed=True
+    ),
+    "mistral, one sequence": Form(config=TWO, kind="mistral", sequences=1),
+    "qwen3, kept gathered": Form(config={**TWO, "reshard_after_forward": False}, kind="qwen3"),
+    "llama, offloaded": Form(
+        config={**TWO, "param_offload": True, "optimizer_offload": True}, kind="llama"
+    ),
+}
+"""With 4 ranks, and with 4 only where they divide layers by 4."""
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
 
 
@@ -69,6 +85,13 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FORMS)
 def test_an_engine_learns_what_single_learns(forms: Path, name: str):
     demand_conformance(forms, name, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_FORMS)
+def test_four_ranks_divide_more_models(tmp_path: Path, name: str):
+    run_forms(tmp_path, {name: MORE_FORMS[name]}, (4,))
+    demand_conformance(tmp_path, name, 4)
 
 
 def test_every_engine_on_many_devices_is_tried():

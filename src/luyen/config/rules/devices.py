@@ -142,7 +142,7 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
 
 @rule("F11", "error")
 def divided_layers_go_with_the_rest(s: RuleContext) -> Iterator[Finding]:
-    """Layers are divided with `fsdp2`, whole sequences, one copy, and weights that are not 4-bit."""
+    """Layers are divided with `fsdp2`, whole sequences, one copy, and no 4-bit weights."""
     actor, model = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.model
     if actor.fsdp_config.tensor_parallel_size == 1:
         return
