@@ -37,7 +37,9 @@ def clip_sharded(gradients: Sequence[Tensor], most: float) -> float:
     total = torch.zeros((), dtype=torch.float64, device=local[0].device)
     if counted:
         total = torch.stack(_norms(counted)).double().square().sum()
-    for dimension, name in enumerate(mesh.mesh_dim_names or ()):
+    names = mesh.mesh_dim_names
+    assert names is not None, "`join_ranks` names the dimensions"
+    for dimension, name in enumerate(names):
         if name != REPLICATE:  # copies have the same gradients
             dist.all_reduce(total, group=mesh.get_group(dimension))
     norm = math.sqrt(float(total)) if math.isfinite(float(total)) else math.nan

@@ -23,6 +23,7 @@ from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy, ValueModel
 from tests.tiny_models import DEVICE, tiny_net
 from tests.unit.engine.fsdp_cases import recorded
+from tests.unit.engine.fsdp_job import claim_host
 
 OPTIM = OptimConfig(lr=1e-3, clip_grad=0.5, weight_decay=0.01)
 OBJECTIVE = Objective(loss="vanilla", kl_loss_coef=0.05, entropy_coeff=0.01)
@@ -188,6 +189,7 @@ def run(form: Form, place: RankPlace, folder: Path, before: Path | None) -> dict
 def be_rank(root: Path, world: int, rank: int, forms: dict[str, Form]) -> None:
     """A rank of a world for each form."""
     torch.set_num_threads(1)
+    claim_host(rank)
     for index, (name, form) in enumerate(forms.items()):
         address = f"file://{root}/meeting_{world}_{index}"
         place = RankPlace(device=DEVICE, rank=rank, ranks=world, address=address, timeout_s=60)

@@ -5,15 +5,18 @@ Bars (fp32): losses 1e-5 absolute, norms of gradients 1e-4 relative, log-probabi
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from luyen.base.errors import UserError
 from luyen.config.catalog import TRAINING_ENGINES
+from luyen.engine.tensor_parallel import divide_layers
 from luyen.engine.training import RankPlace
-from tests.tiny_models import DEVICE
-from tests.unit.engine.conformance_job import SAVED_AT, Form, be_rank, run
+from tests.tiny_models import DEVICE, tiny_policy
+from tests.unit.engine.conformance_job import SAVED_AT, STEPS, Course, Form, be_rank, run
 from tests.worlds import run_together
 
 TWO = {"tensor_parallel_size": 2}
@@ -85,6 +88,24 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FORMS)
 def test_an_engine_learns_what_single_learns(forms: Path, name: str):
     demand_conformance(forms, name, 2)
+
+
+def test_one_process_continues_what_ranks_that_divide_layers_have_saved(forms: Path):
+    name = "layers, qwen2, tied"
+    saved = torch.load(forms / f"{name}_2.pt")
+    course = Course(FORMS[name].alone, RankPlace(device=DEVICE))
+    course.load(forms / f"world_2_{[*FORMS].index(name)}")
+    assert course.digests() == saved["digests"][1]
+    steps = [course.step(number) for number in range(SAVED_AT, STEPS)]
+    demand_equal_steps(saved["again"], steps)
+
+
+def test_unknown_layers_and_sizes_that_do_not_divide_are_refused():
+    mesh: Any = SimpleNamespace(size=lambda: 4)
+    with pytest.raises(UserError, match="not known"):
+        divide_layers(tiny_policy("gemma2"), mesh)
+    with pytest.raises(UserError, match="intermediate_size of LlamaForCausalLM is 98"):
+        divide_layers(tiny_policy("llama", intermediate_size=98), mesh)
 
 
 @pytest.mark.slow

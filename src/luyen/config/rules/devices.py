@@ -126,6 +126,7 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
             why = f"{word}, and groups of {size} divide each layer"
             fix = f"set it to 1 or to a divisor of {world}, or change the devices"
             yield Finding(field=_TENSOR, why=why, fix=fix)
+            return
     raw = read_raw(s.config.actor_rollout_ref.model) or {}
     kind = raw.get("model_type")
     if raw and kind not in _DIVIDED:
