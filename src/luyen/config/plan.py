@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Any, TypeAlias, final
 
 from luyen.config.catalog import (
@@ -141,13 +141,16 @@ def plan_batches(
     is_offline = config.trainer.stage != "rl"
     samples = sequences_of_a_row(config, losses) if is_offline else rollout.n
     prompts = data.train_batch_size if is_offline else actor.ppo_mini_batch_size
-    rollouts = data.train_batch_size * samples
-    mini_batches = max(1, data.train_batch_size // prompts)
-    per_mini, shared = min(prompts, data.train_batch_size) * samples, ranks_per_shard(config)
+    rows = data.train_batch_size
+    rollouts, per_mini = rows * samples, min(prompts, rows) * samples
+    mini_batches, longest = (
+        max(1, rows // prompts),
+        data.max_prompt_length + data.max_response_length,
+    )
+    together, shared = ranks_per_sequence(config), ranks_per_shard(config)
     per_device = ceil(per_mini / max(1, world_size // shared))
-    longest = data.max_prompt_length + data.max_response_length
     if actor.use_dynamic_bsz:
-        budget = ranks_per_sequence(config) * actor.ppo_max_token_len_per_gpu
+        budget = together * actor.ppo_max_token_len_per_gpu
         tokens = min(budget, per_device * longest)
         micro_batches = ceil(per_device / max(1, budget // longest))
     else:
@@ -160,7 +163,7 @@ def plan_batches(
         rollouts=rollouts,
         mini_batches=mini_batches,
         mini_batch_rollouts=per_mini,
-        ranks_per_sequence=ranks_per_sequence(config),
+        ranks_per_sequence=together,
         ranks_per_shard=shared,
         device_rollouts=per_device,
         longest_sequence=longest,
@@ -169,8 +172,7 @@ def plan_batches(
         epochs=1 if is_offline else actor.ppo_epochs,
         optimizer_steps=mini_batches * (1 if is_offline else actor.ppo_epochs),
         tokens=rollouts * longest,
-        computed_tokens=data.train_batch_size * data.max_prompt_length
-        + rollouts * data.max_response_length,
+        computed_tokens=rows * data.max_prompt_length + rollouts * data.max_response_length,
         total_steps=config.trainer.total_training_steps,
     )
 
@@ -323,8 +325,7 @@ def plan_placement(
     roles.append(_rollout_role(rollout.name, replicas, _place(pool, device, shared)))
     roles += _reference_roles(config, _place(reference, device, shared))
     if needs_critic(config, estimator):
-        ranks = critic[0] * critic[1] if critic else world_size
-        engine = training_engine(actor.strategy, ranks)
+        engine = training_engine(actor.strategy, prod(critic) if critic else world_size)
         roles.append(Role(name="critic", engine=engine, place=_place(critic, device, shared)))
     if config.reward.reward_model.enable:
         roles.append(_reward_role(config, device, shared))

@@ -29,7 +29,7 @@ from luyen.engine.tensor_parallel import TENSOR, divide_layers
 from luyen.models.fused.layers import AttentionPlan, LayerPlan, MlpPlan
 from luyen.models.head import TokenScores
 from luyen.models.policy import Policy, ValueModel
-from luyen.models.sequence_split import SequenceSplit
+from luyen.models.rank_splits import SequenceSplit
 
 # The dtype a parameter is exported with (checkpoints, weight sync) if FSDP keeps its shards in
 # fp32. A sharded bf16 model keeps fp32 shards, but exports bf16 weights and separate fp32 masters,

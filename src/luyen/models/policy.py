@@ -31,8 +31,7 @@ from luyen.models.padded_forward import (
     refuse_what_cannot_be_read,
     unpacked_hidden,
 )
-from luyen.models.sequence_split import OwnPlaces, Read, SequenceSplit
-from luyen.models.vocabulary_split import VocabularySplit, score_split
+from luyen.models.rank_splits import OwnPlaces, Read, SequenceSplit, VocabularySplit, score_split
 
 # The decoder layers over packed sequences, which policies and reward models share.
 

@@ -23,8 +23,8 @@ from luyen.engine.optim import MASTERS
 from luyen.engine.optimizers import first_moments
 from luyen.engine.sharded_state import shard_sums
 from luyen.engine.step import ShardUpdateResult
-from luyen.engine.training import Learner, PolicyLearner, ValueLearner
 from luyen.runtime.monitoring import ProcessTrace, TraceSpec
+from luyen.runtime.training import Learner, PolicyLearner, ValueLearner
 from luyen.runtime.weights import Gathering
 
 

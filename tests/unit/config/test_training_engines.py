@@ -7,7 +7,7 @@ import pytest
 from luyen.config.catalog import TRAINING_ENGINES
 from luyen.config.check import Report, check
 from luyen.config.machine import Machine
-from luyen.engine.training import training_engines
+from luyen.runtime.training import training_engines
 
 STRATEGY = "actor_rollout_ref.actor.strategy"
 TWO = "trainer.n_gpus_per_node=2"

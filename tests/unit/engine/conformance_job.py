@@ -18,9 +18,9 @@ from luyen.engine.batch_shards import MicroBatching, join_shards, split_batch
 from luyen.engine.fsdp import leave_ranks
 from luyen.engine.sharded_state import merge_sums
 from luyen.engine.step import merge_updates
-from luyen.engine.training import RankPlace, ValueTraining, training_engines
 from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy, ValueModel
+from luyen.runtime.training import RankPlace, ValueTraining, training_engines
 from tests.tiny_models import DEVICE, tiny_net
 from tests.unit.engine.fsdp_cases import recorded
 from tests.unit.engine.fsdp_job import claim_host

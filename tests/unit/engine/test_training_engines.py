@@ -14,7 +14,7 @@ import torch
 from luyen.base.errors import UserError
 from luyen.config.catalog import TRAINING_ENGINES
 from luyen.engine.tensor_parallel import divide_layers
-from luyen.engine.training import RankPlace
+from luyen.runtime.training import RankPlace
 from tests.tiny_models import DEVICE, tiny_policy
 from tests.unit.engine.conformance_job import SAVED_AT, STEPS, Course, Form, be_rank, run
 from tests.worlds import run_together

@@ -22,11 +22,11 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch import PackedBatch
 from luyen.engine.token_trace import TokenTrace, trace_tokens
-from luyen.engine.training import training_engines
 from luyen.pipeline.policy_loading import device_for
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.in_process import local_roles
 from luyen.runtime.roles import Roles
+from luyen.runtime.training import training_engines
 from luyen.runtime.worker import TrainWorker
 from luyen.studio.replay.record import RecordedStep, ReplayRecord
 from luyen.train.batch import batch_order, parity_metrics

@@ -16,7 +16,6 @@ from luyen.config.plan import (
 )
 from luyen.config.schema.run import RunConfig
 from luyen.data.render import Renderer
-from luyen.engine.training import RankPlace, training_engines
 from luyen.models.load import choose_threads
 from luyen.rewards.reward_model import Scorer
 from luyen.rollout.build import ToolEnvironment
@@ -26,6 +25,7 @@ from luyen.runtime.ray.cluster import STORE_BYTES, connect
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.pools import CRITIC, REFERENCE, REWARD, PoolFacts, plan_pools
 from luyen.runtime.roles import Roles
+from luyen.runtime.training import RankPlace, training_engines
 from luyen.runtime.worker import TrainWorker
 from luyen.train.batch import RequiredSignals
 from luyen.train.builders.reward import ray_reward_model

@@ -24,14 +24,6 @@ from luyen.config.tool_file import tools_run_code
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
 from luyen.engine.batch_shards import MicroBatching
-from luyen.engine.training import (
-    PolicyLearner,
-    RankPlace,
-    TrainingEngine,
-    ValueLearner,
-    ValueTraining,
-    training_engines,
-)
 from luyen.models.load import choose_threads, load_policy
 from luyen.models.policy import Policy, ValueModel
 from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool_environment
@@ -43,6 +35,14 @@ from luyen.rollout.servers.temporary import temporary_folder
 from luyen.runtime.generation import Generation
 from luyen.runtime.in_process import STRICT_VARIABLE, local_roles
 from luyen.runtime.roles import RoleMicroBatching, Roles
+from luyen.runtime.training import (
+    PolicyLearner,
+    RankPlace,
+    TrainingEngine,
+    ValueLearner,
+    ValueTraining,
+    training_engines,
+)
 from luyen.runtime.worker import TrainWorker
 from luyen.sandbox.launch import demand
 from luyen.train.batch import RequiredSignals

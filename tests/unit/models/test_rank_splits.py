@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from luyen.models.head import Head, TokenScores, score
-from luyen.models.vocabulary_split import score_split
+from luyen.models.rank_splits import score_split
 from luyen.models.weight_digests import block_digest, digest_number
 
 
