@@ -135,18 +135,15 @@ def plan_batches(
 
     `losses` of preferences are those that the run can choose from, plugins included.
     """
-    data, arr = config.data, config.actor_rollout_ref
+    data, arr, rows = config.data, config.actor_rollout_ref, config.data.train_batch_size
     actor, rollout = arr.actor, arr.rollout
     # An offline step is one optimizer step on its rows.
     is_offline = config.trainer.stage != "rl"
     samples = sequences_of_a_row(config, losses) if is_offline else rollout.n
-    prompts = data.train_batch_size if is_offline else actor.ppo_mini_batch_size
-    rows = data.train_batch_size
+    prompts = rows if is_offline else actor.ppo_mini_batch_size
     rollouts, per_mini = rows * samples, min(prompts, rows) * samples
-    mini_batches, longest = (
-        max(1, rows // prompts),
-        data.max_prompt_length + data.max_response_length,
-    )
+    mini_batches = max(1, rows // prompts)
+    longest = data.max_prompt_length + data.max_response_length
     together, shared = ranks_per_sequence(config), ranks_per_shard(config)
     per_device = ceil(per_mini / max(1, world_size // shared))
     if actor.use_dynamic_bsz:
