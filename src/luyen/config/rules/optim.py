@@ -177,7 +177,7 @@ _FOREIGN = {
     ),
     "veomni": (
         "there is no adapter to VeOmni: it is FSDP2 with sequence parallelism around models that "
-        "it patches itself, for versions of torch and transformers that it pins",
+        "it builds and loads itself, for versions of torch and datasets that it pins",
         f"{_INSTEAD}, with fsdp_config.ulysses_sequence_parallel_size for long sequences",
     ),
 }
