@@ -56,6 +56,7 @@ _TOGETHER = {
     "ray": ("unit/runtime/ray/", "invariants/test_ray_", "e2e/test_ray_"),
     "worlds": (
         "unit/engine/test_fsdp.py",
+        "unit/runtime/test_offline_ranks.py",
         "unit/checkpoint/test_sharded.py",
         "unit/checkpoint/test_beside.py",
     ),

@@ -5,6 +5,7 @@ nested or dotted: `{"trainer": {"seed": 1}}` is `{"trainer.seed": 1}`.
 """
 
 import json
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +94,8 @@ def train(
     `callbacks` are told of every step (`luyen.Callback`); a `luyen.EarlyStopping` among them sets
     the keys of `trainer.early_stopping`. With `resume` the run there goes on; `sources` may then be
     mappings only. Another user's run that names code is refused unless `trust`. A UserError with
-    every problem where the configuration has errors.
+    every problem where the configuration has errors. Ctrl-C, SIGTERM and SIGHUP end the program,
+    after the run has saved: KeyboardInterrupt, SystemExit, or a handler of the program.
     """
     blocks, objects = _objects(blocks, reward, data, val_data, model, tokenizer, tools)
     files, overrides = _split(sources, blocks)
@@ -123,7 +125,20 @@ def _train(files: Sequence[Path], overrides: Sequence[str], callbacks: Sequence[
     from luyen.train.start import run_training
 
     with aside_of_running_loop():
-        run_training(report, callbacks=callbacks)
+        summary = run_training(report, callbacks=callbacks)
+    if summary.is_interrupted and summary.signal is not None:
+        _deliver_again(summary.signal)
+
+
+def _deliver_again(number: int) -> None:
+    """Let a signal end the program that it was sent to: the run has saved, and has not ended.
+
+    Ctrl-C is a KeyboardInterrupt; a handler of the program is called. Where the program has none,
+    SystemExit with the code of shells, so that its own `finally` blocks run.
+    """
+    if signal.getsignal(number) is signal.SIG_DFL:
+        raise SystemExit(128 + number)
+    signal.raise_signal(number)
 
 
 def _place(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Path, list[str]]:

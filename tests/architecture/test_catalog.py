@@ -26,7 +26,7 @@ from luyen.config.task_urls import OPERATIONS, PREFERENCE_CRITERIA, TOOL_TASKS
 from luyen.config.tool_file import SETTINGS
 from luyen.data import arithmetic_tasks, sources, tool_tasks
 from luyen.telemetry.remote_sinks import REMOTE
-from luyen.train.offline.start import STAGES
+from luyen.train.offline.build import STAGES
 from tests.architecture import tree
 from tests.architecture.registered import Knobs, estimators, knobs_of, loss_knobs_of, losses, ours
 
@@ -115,7 +115,7 @@ def test_every_logger_has_a_sink():
 
 def _dict_keys(path: str, among: str) -> list[set[str]]:
     """String keys of the dictionaries that a file spells out and that have a certain one."""
-    nodes = ast.walk(tree.parsed((tree.ROOT / path).read_text()))
+    nodes = tree.nodes((tree.ROOT / path).read_text())
     found = [
         {str(k.value) for k in n.keys if isinstance(k, ast.Constant)}
         for n in nodes
@@ -135,7 +135,7 @@ def test_every_word_of_a_closed_set_is_one_that_some_code_asks_for():
         node.value
         for path, text in tree.sources()
         if "/config/schema/" not in path
-        for node in ast.walk(tree.parsed(text))
+        for node in tree.nodes(text)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     closed = {info.path: info.choices for info in walk() if info.choices and info.only is None}

@@ -19,7 +19,7 @@ from luyen.config.catalog import ADV_ESTIMATORS, POLICY_LOSSES
 from luyen.config.fields import walk
 from luyen.config.plan import estimator_kwargs, loss_kwargs
 from luyen.config.schema.run import RunConfig
-from tests.architecture.tree import parsed, sources
+from tests.architecture.tree import nodes, sources
 
 SCHEMA = "src/luyen/config/schema/"
 Field = tuple[str, str | None, str | None]
@@ -29,7 +29,7 @@ Field = tuple[str, str | None, str | None]
 def reads(text: str) -> set[str]:
     """The last two and the last three names of every attribute chain that the code loads."""
     found: set[str] = set()
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             names, owner = [node.attr], node.value
             while isinstance(owner, ast.Attribute) and len(names) < 3:

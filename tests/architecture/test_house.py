@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from pathlib import PurePosixPath
 from statistics import mean, median
 
-from tests.architecture.tree import parsed, sources
+from tests.architecture.tree import nodes, parsed, sources
 
 LEAST_MEAN = 150
 LEAST_MEDIAN = 130
@@ -46,7 +46,7 @@ def importers() -> dict[str, set[str]]:
     names = {dotted(path) for path in FILES}
     found: dict[str, set[str]] = defaultdict(set)
     for path, text in FILES.items():
-        for node in ast.walk(parsed(text)):
+        for node in nodes(text):
             wanted: list[str] = []
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 wanted = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
@@ -61,7 +61,7 @@ def importers() -> dict[str, set[str]]:
 def identifiers(text: str) -> list[str]:
     """Every name that the file defines or uses."""
     found: list[str] = []
-    for node in ast.walk(parsed(text)):
+    for node in nodes(text):
         for name in ("name", "attr", "id", "arg"):
             value = vars(node).get(name)
             if isinstance(value, str):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from luyen.studio.report.html import DARK, LIGHT, sheet
+from luyen.studio.report.html import sheet
 from tests.architecture.tree import ROOT
 
 WEB = ROOT / "web"
@@ -111,17 +111,29 @@ def test_the_lock_file_names_no_registry():
     assert all("integrity" in entry for name, entry in lock["packages"].items() if name)
 
 
-def test_the_report_and_the_studio_have_the_same_colours():
-    css = (WEB / "src/style/tokens.css").read_text()
-    light, dark = css.split(':root[data-theme="dark"]')
+def test_the_report_has_the_style_sheet_of_the_studio_and_its_dark_colours():
     whole = sheet()
-    plain, night = whole.split("@media(prefers-color-scheme:dark)")
-    names = {"bg": "bg", "fg": "fg", "dim": "dim", "line": "line", "surface": "box"}
-    names |= {"accent": "link", "good": "green", "warn": "amber", "bad": "red"}
-    for theirs, ours in ((light, plain), (dark, night)):
-        for token, name in names.items():
-            colour = re.search(rf"--{token}: (#\w+);", theirs)
-            assert colour is not None
-            assert f"--{name}:{colour[1]}" in ours
-    for colours, theirs in ((LIGHT, light), (DARK, dark)):
-        assert all(colour in theirs for colour in colours)
+    shipped = (PAGE / "studio.css").read_text()
+    assert whole.startswith(shipped)
+    night = whole.removeprefix(shipped).partition("@media(prefers-color-scheme:dark){:root{")[2]
+    assert night
+    sources = (WEB / "src/style/tokens.css").read_text()
+    dark = sources.split(':root[data-theme="dark"]')[1]
+    named = dict(re.findall(r"--([\w-]+): (#\w+);", dark))
+    assert len(named) > 15
+    for name, colour in named.items():
+        found = re.search(rf"--{name}:(#\w+)", night)
+        assert found is not None
+        assert len(found[1]) in (4, 7)
+        short = colour[0] + colour[1::2] if found[1] != colour else colour
+        assert found[1] == short, name
+
+
+def test_every_class_of_the_report_has_a_rule():
+    """What the report names and no rule describes would look unlike the studio."""
+    folder = ROOT / "src/luyen/studio/report"
+    text = "".join(path.read_text() for path in folder.glob("*.py"))
+    named = {word for words in re.findall(r'class_="([\w -]+)"', text) for word in words.split()}
+    assert len(named) > 20
+    css = sheet()
+    assert {name for name in named if not re.search(rf"\.{name}\b", css)} == set()

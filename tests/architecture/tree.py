@@ -28,6 +28,12 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def nodes(text: str) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax tree, walked once for all tests."""
+    return tuple(ast.walk(parsed(text)))
+
+
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
     """The node and every one below it that is no part of an expression: a fifth of them all."""
     yield tree

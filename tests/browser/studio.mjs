@@ -3,10 +3,10 @@
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
 import { createRequire } from "node:module";
-import { dirname, join } from "node:path";
+import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 
-export const ROOT = join(dirname(fileURLToPath(import.meta.url)), "../..");
+export const ROOT = resolve(dirname(fileURLToPath(import.meta.url)), "../..");
 const require = createRequire(join(ROOT, "web/package.json"));
 const { chromium } = require("playwright-core");
 export const AXE = require.resolve("axe-core/axe.min.js");
@@ -59,6 +59,8 @@ export async function openPage(browser, studio, { language = "en", theme = "ligh
     },
     [language, theme],
   );
+  // a run is trained beside the browser, and may have all processors
+  context.setDefaultTimeout(120_000);
   const page = await context.newPage();
   const faults = [];
   const origin = new URL(studio.url).origin;
@@ -79,7 +81,7 @@ export async function show(page, hash) {
   await page.evaluate((next) => (window.location.hash = next), hash);
   await page.waitForFunction(() => document.querySelector("main h1, main h2, main .state, main .notice"));
   const still = () => !document.querySelector(".spinner");
-  await page.waitForFunction(still, null, { timeout: 20000 }).catch((error) => {
+  await page.waitForFunction(still, null, { timeout: 60000 }).catch((error) => {
     throw new Error(`${hash} goes on loading`, { cause: error });
   });
 }
@@ -108,8 +110,13 @@ export async function servedPaths(studio) {
 export async function screens(studio) {
   const ids = await runIds(studio);
   const served = await servedPaths(studio);
-  const { data } = await api(studio, `/runs/${ids.tools}/rollouts?start=6&end=6&limit=4`);
-  const { group } = data.rows[3];
+  let group;
+  while (group === undefined) {
+    // the index of rollouts is built in the background
+    const { data } = await api(studio, `/runs/${ids.tools}/rollouts?start=6&end=6&limit=4`);
+    group = data.rows[3]?.group;
+    await new Promise((resolve) => setTimeout(resolve, 200));
+  }
   const run = `#/run/${ids.tools}`;
   const all = [
     ["runs", "#/runs"],

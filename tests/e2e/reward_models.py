@@ -4,7 +4,7 @@ from pathlib import Path
 
 from luyen.pipeline.export import export_checkpoint
 from luyen.telemetry.metrics import read_metrics
-from luyen.train.offline.start import run_offline
+from luyen.train.start import run_training
 from tests.runs import report_of
 
 CONFIG = """\
@@ -30,7 +30,7 @@ def taught(folder: Path, rows: str, *words: str, steps: int) -> tuple[str, dict[
         files=[config],
     )
     assert report.is_sound, report.problems
-    run_offline(report)
+    run_training(report)
     root = folder / "luyen" / "run"
     export_checkpoint(str(root), folder / "exported", merge=None)
     last = read_metrics(root / "metrics.jsonl")[-1]

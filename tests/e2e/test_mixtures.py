@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from luyen.config.check import check
+from luyen.studio.evaluation.evaluator import prompts_of_run
 from luyen.telemetry.metrics import read_metrics
+from luyen.train.builders.setup import load_run_tokenizer
 from luyen.train.start import run_training
 from tests.runs import report_of, train
 
@@ -44,7 +46,11 @@ def test_a_path_of_an_entry_begins_at_the_file_that_names_it(tmp_path: Path):
         (("data.train_weights=[-1, 1]",), "negative"),
         (("data.train_weights=[0, 0]",), "all of them are 0"),
         (("data.train_file_samples=[0, 1]",), "no row of a file"),
+        (("data.train_weights=[1e308, 1e308]",), "their sum is no number"),
+        (("data.train_weights=[1e-320, 1e308]",), "a row in 1e15"),
         (("data.train_names=[a, a]",), "the same name"),
+        (("data.train_names=[a, ' ']",), "a name is empty"),
+        ((f"data.train_names=[a, {'b' * 300}]",), "longer than 200"),
         (("data.train_weights=[1, 1]", "data.sampler.name=sequential"), "has no use"),
     ],
 )
@@ -103,6 +109,26 @@ def test_a_supervised_run_records_shares_and_resumes_exactly(tmp_path: Path):
         line["data/share/sum_digits_1_size_32_traces_1"] for line in whole if "sft/nll" in line
     ]
     assert sum(shares) / len(shares) == pytest.approx(0.25, abs=2 / 32)
+
+
+def test_a_prompt_of_two_files_counts_for_both_together(tmp_path: Path):
+    words = (
+        f"data.train_files=[{SUMS}, {SUMS}]",
+        "data.train_names=[first, second]",
+        "data.filter_duplicates=false",
+        "data.train_batch_size=8",
+    )
+    ran = train(tmp_path, *words, "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    assert set(ran.course("data/share/first+second")) == {1.0}
+    assert not any("data/share/second" in line for line in ran.metrics)
+
+
+@pytest.mark.parametrize("weights", ["", "data.train_weights=[3, 1]"])
+def test_an_evaluation_reads_every_row_whatever_the_mixture_took(tmp_path: Path, weights: str):
+    words = (f"data.train_files=[{SUMS}, {PRODUCTS}]", "data.train_file_samples=[5, -1]")
+    config = report_of(tmp_path, *words, *([weights] if weights else [])).config
+    found = prompts_of_run(config, load_run_tokenizer(config), (SUMS,))
+    assert len(found) == 32
 
 
 def test_without_weights_nothing_is_recorded(tmp_path: Path):

@@ -62,13 +62,17 @@ def test_the_aggregation_of_a_supervised_run_is_the_one_that_is_asked_for(tmp_pa
     assert scaled[0][name] == pytest.approx(whole[0][name] / 2, rel=1e-4)
 
 
-def test_an_offline_stage_with_two_devices_is_refused(tmp_path: Path):
+def test_an_offline_stage_with_two_devices_is_accepted_and_planned(tmp_path: Path):
     for stage in OFFLINE:
         for words in (
             ("trainer.n_gpus_per_node=2",),
             ("trainer.nnodes=2",),
-            ("trainer.runtime=ray",),
-            ("trainer.n_gpus_per_node=2", "trainer.runtime=local"),
+            ("trainer.n_gpus_per_node=2", "trainer.runtime=ray"),
         ):
-            found = checked(tmp_path, stage, *words).problems
-            assert [p.id for p in found if p.severity == "error"] == ["N01"]
+            report = checked(tmp_path, stage, *words)
+            assert report.is_sound, report.problems
+            where = report.plan.where
+            assert (where.world_size, where.runtime, where.replicas) == (2, "ray", 0)
+            assert where.roles[0].engine == "fsdp2"
+        found = checked(tmp_path, stage, "trainer.n_gpus_per_node=2", "trainer.runtime=local")
+        assert [p.id for p in found.problems if p.severity == "error"] == ["S02"]

@@ -1,7 +1,9 @@
 """`luyen.train` with Python objects: a run that is whole, resumes, and refuses what cannot work."""
 
 import importlib
+import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -237,3 +239,46 @@ def test_a_run_that_was_moved_has_its_inputs(script: dict[str, Any], tmp_path: P
     resumed = command("train", "--resume", root, "trainer.total_training_steps=2")
     assert resumed.exit_code == 0, resumed.output
     assert luyen.load_run(root).metrics()[-1]["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "ending", "code"),
+    [
+        (signal.SIGTERM, SystemExit, 143),
+        (signal.SIGHUP, SystemExit, 129),
+        (signal.SIGINT, KeyboardInterrupt, None),
+    ],
+)
+def test_a_signal_ends_the_program_after_the_run_has_saved(
+    script: dict[str, Any], number: int, ending: type[BaseException], code: int | None
+):
+    class Sends(luyen.Callback):
+        def on_step(self, progress: Any, metrics: Any) -> None:
+            if progress.step == 1:
+                os.kill(os.getpid(), number)
+
+    ended: list[BaseException] = []
+    try:
+        train(steps=3, name="signalled", reward=script["right"], callbacks=[Sends()])
+    except BaseException as error:  # noqa: BLE001 - what would end the program
+        ended.append(error)
+    assert [type(one) for one in ended] == [ending]
+    assert code is None or ended[0].args == (code,)
+    run = train(steps=3, name="signalled", reward=script["right"])
+    assert run.facts.state == "finished"
+    assert chain(run) == chain(train(steps=3, name="whole", reward=script["right"]))
+
+
+def test_a_signal_meets_the_handler_of_the_program(script: dict[str, Any]):
+    class Sends(luyen.Callback):
+        def on_step(self, progress: Any, metrics: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    met: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: met.append(number))
+    try:
+        run = train(steps=3, name="handled", reward=script["right"], callbacks=[Sends()])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert met == [signal.SIGTERM]
+    assert run.facts.state == "interrupted"

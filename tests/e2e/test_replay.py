@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from luyen.base.rundir import RunDirectory
 from luyen.cli.main import app
 from luyen.studio.replay.record import ReplayRecord
+from luyen.studio.token_file import read_token_numbers
+from luyen.telemetry.rollout_files import read_rollouts
 from tests.forked_python import forked_python
 from tests.runs import ACTOR, CHATTY, Ran, train
 
@@ -62,6 +65,31 @@ def test_a_step_that_comes_out_otherwise_is_said_at_once_and_gives_1(ran: Ran, t
     code, page = replayed_page(root, "--step", "2")
     assert (code, page["equal"]) == (1, False)
     assert page["parting"] == {"step": 1, "stage": "gradients"}
+
+
+def test_numbers_of_every_token_are_those_that_the_step_measured(tmp_path: Path):
+    run = train(tmp_path)
+    file = tmp_path / "tokens.parquet"
+    words = ("--step", "2", "--tokens", str(file))
+    code, said = replay(run.root, *words)
+    assert code == 0, said
+    rows = read_rollouts(RunDirectory(run.root).rollouts(2))
+    entropies: list[float] = []
+    for row in rows:
+        one = row.rollout
+        facts = {"group": str(one.group), "sample": one.sample, "tokens": one.tokens}
+        found = read_token_numbers(file, **facts)
+        assert found is not None
+        assert found[1]
+        assert row.trainer_logps is not None
+        for again, recorded in zip(found[0].trainer_logps, row.trainer_logps, strict=True):
+            assert again == (None if recorded is None else pytest.approx(recorded, abs=1e-5))
+        entropies += [value for value in found[0].entropy if value is not None]
+    recorded = ReplayRecord(run.root).metrics[2]["actor/entropy"]
+    assert sum(entropies) / len(entropies) == pytest.approx(recorded, abs=1e-5)
+    code, said = replay(run.root, *words, "--set", f"{ACTOR}.clip_ratio=0.02")
+    assert code == 2
+    assert "--tokens" in said
 
 
 def test_a_changed_key_shows_numbers_and_tokens(ran: Ran):

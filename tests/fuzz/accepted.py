@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import final
 
-from tests.fuzz.values import ACTOR, HERE, MODEL, ROLLOUT, SUMS, TURNS, WORDS, all_values
+from tests.fuzz.values import ACTOR, HERE, MODEL, PRODUCTS, ROLLOUT, SUMS, TURNS, WORDS, all_values
 
 _SHAPE = "{num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64, num_attention_heads: 2,"
 COMMON = (
@@ -43,6 +43,18 @@ STAGES: dict[str, tuple[str, ...]] = {
 _CORRECTION = "algorithm.rollout_correction"
 SWITCHES: dict[str, tuple[str, ...]] = {
     f"{MODEL}.lora": (f"{MODEL}.lora_rank=4",),
+    f"{MODEL}.quantization": (f"{MODEL}.quantization=nf4", f"{MODEL}.lora_rank=4"),
+    f"{ACTOR}.optim.muon": (f"{ACTOR}.optim.name=muon",),
+    f"{ACTOR}.optim.8bit": (f"{ACTOR}.optim.name=adamw_8bit",),
+    "data.train_mixture": (
+        f"data.train_files=['{SUMS}', '{PRODUCTS}']",
+        "data.train_weights=[3, 1]",
+    ),
+    "trainer.early_stopping": (
+        "data.val_files=arithmetic://sum?digits=1&split=held-out&size=3",
+        "trainer.test_freq=1",
+        "trainer.early_stopping.metric=val/accuracy",
+    ),
     f"{ACTOR}.kl": (f"{ACTOR}.use_kl_loss=true",),
     "algorithm.kl": ("algorithm.use_kl_in_reward=true",),
     "critic": ("algorithm.adv_estimator=gae",),
@@ -102,6 +114,8 @@ _BLOCKS = {
     "distill": "distill",
 }
 """Stage -> the block that says most about it."""
+_EVERYWHERE = (MODEL, f"{ACTOR}.counted", f"{ACTOR}.optim")
+"""Parts that every stage has."""
 _ONLINE = ("rl",) * 6 + ("sft", "preference", "reward_model", "distill")
 
 
@@ -132,7 +146,7 @@ def case(number: int) -> Case:
     near = ["", _BLOCKS[stage]]
     for _ in range(draw.choice((0, 0, 1, 1, 2))):
         block = draw.choice(list(SWITCHES))
-        if stage == "rl" or block.startswith((MODEL, f"{ACTOR}.counted", near[1])):
+        if stage == "rl" or block.startswith((*_EVERYWHERE, near[1])):
             words += SWITCHES[block]
             near += [block.rpartition(".")[0] or block] * 2
     values = all_values()

@@ -17,6 +17,14 @@ def test_every_key_has_values_and_no_others_are_listed() -> None:
     values = all_values()
     assert values.keys() == all_fields().keys()
     assert [key for key, some in values.items() if not some] == ["trainer.default_local_dir"]
+    alone = {key for key, some in values.items() if some == ("null",)}
+    # Another program, and files that every case would have to put elsewhere.
+    programs_and_files = {
+        "actor_rollout_ref.rollout.server.python",
+        "reward.cache.path",
+        "trainer.profile.save_path",
+    }
+    assert alone == programs_and_files
 
 
 def test_cases_differ_and_cover_every_stage_and_most_keys() -> None:

@@ -26,6 +26,7 @@ ARR = "actor_rollout_ref"
 ACTOR, MODEL, ROLLOUT = f"{ARR}.actor", f"{ARR}.model", f"{ARR}.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
 SUMS = "arithmetic://sum?digits=1&size=12"
+PRODUCTS = "arithmetic://product?digits=1&size=9"
 
 MOST: dict[str, float] = {
     "data.train_batch_size": 8,
@@ -60,7 +61,10 @@ WORDS: dict[str, list[Any]] = {
     "data.train_files": [
         SUMS,
         "arithmetic://",
-        "arithmetic://product?digits=1&size=9",
+        PRODUCTS,
+        f"['{SUMS}', '{PRODUCTS}']",
+        f"[{{path: '{SUMS}', weight: 2, name: sums}}, {{path: '{PRODUCTS}', max_samples: 4}}]",
+        f"[{{path: '{SUMS}', weight: 1}}, {{path: '{PRODUCTS}', weight: 0}}]",
         "arithmetic://sum?digits=0",
         "arithmetic://sum?digits=1&size=1",
         "arithmetic://sum?digits=1&size=16&traces=1",
@@ -72,9 +76,18 @@ WORDS: dict[str, list[Any]] = {
     ],
     "data.train_weights": ["[]", "[1]", "[2.5]", "[1, 3]", "[0]"],
     "data.train_file_samples": ["[]", "[-1]", "[8]", "[0]", "[8, 8]"],
-    "data.train_names": ["[]", "[sums]", "[a, b]"],
+    "data.train_names": ["[]", "[sums]", "[a, b]", "[a, a]"],
     "data.val_files": ["[]", "arithmetic://sum?digits=1&split=held-out&size=3", "arithmetic://"],
     "data.prompt_key": ["prompt", "question"],
+    "data.system_prompt": ["null", "''", "add"],
+    "data.prompt_template": [
+        "null",
+        "{prompt}",
+        "{prompt}=",
+        "{answer}+{prompt}",
+        "{nothing}",
+        "x",
+    ],
     "data.ground_truth_key": ["null", "answer"],
     "data.reward_fn_key": ["data_source", "kind"],
     "data.apply_chat_template_kwargs": ["{}", "{enable_thinking: false}", "{tools: 3}"],
@@ -125,6 +138,8 @@ WORDS: dict[str, list[Any]] = {
     f"{TURNS}.function_tool_path": ["null", str(HERE / "chatty_tools.py")],
     f"{ROLLOUT}.stop": ["[]", "['1']", "['\\n', 'end']", "['']"],
     f"{ROLLOUT}.stop_token_ids": ["[]", "[20, 21]", "[-1]", "[100000]"],
+    f"{ROLLOUT}.val_kwargs.stop": ["null", "[]", "['1']", "['']"],
+    f"{ROLLOUT}.val_kwargs.stop_token_ids": ["null", "[]", "[20]", "[100000]"],
     f"{ROLLOUT}.server_urls": ["[]", "[http://127.0.0.1:1]", "[nowhere]"],
     f"{ROLLOUT}.engine_kwargs": ["{}", "{vllm: {swap_space: 1}}", "{nothing: {a: 1}}"],
     f"{TURNS}.format": [*TOOL_FORMATS, "chatty", "nobody"],
@@ -170,6 +185,7 @@ WORDS: dict[str, list[Any]] = {
     ],
     "algorithm.rollout_correction.rollout_rs_threshold": ["null", "0.5", "2.0", "0.5_2.0", "1,2,3"],
     "trainer.best_metric": ["val/accuracy", "val/nothing"],
+    "trainer.early_stopping.metric": ["null", "val/accuracy", "actor/entropy", "val/nothing"],
     "trainer.resume_from_path": ["null", "/nowhere/step_1"],
     "trainer.default_local_dir": [],
     "trainer.project_name": ["luyen", "..", "a b"],

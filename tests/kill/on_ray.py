@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 
 from tests.forked_python import forked_executable
 from tests.kill.cases import Case, Killing
+from tests.kill.offline import OFFLINE, OFFLINE_POINTS, is_passed
 from tests.kill.points import POINTS
-from tests.kill.remote import FILE, RANKS, REMOTE
+from tests.kill.remote import FILE, OFFLINE_RANKS, RANKS, REMOTE
 from tests.kill.zygote import Zygote
 from tests.runs import ROLLOUT
 
@@ -55,6 +56,20 @@ def ray_cases(
         for ahead in staleness
         for name, point in points.items()
         for call in (point.calls[-1:] if is_short else point.calls)
+    ]
+
+
+def ray_offline_cases(runs: Sequence[str] = tuple(OFFLINE)) -> list[Case]:
+    """Kinds of offline runs with two ranks, of which the controller or a rank is killed."""
+    points = {
+        name: point for name, point in OFFLINE_POINTS.items() if name not in _ELSEWHERE
+    } | OFFLINE_RANKS
+    return [
+        Case(shape="offline", algorithm=run, point=name, call=call)
+        for run in runs
+        for name, point in points.items()
+        if is_passed(run, name)
+        for call in point.calls
     ]
 
 
@@ -103,8 +118,9 @@ def on_ray(folder: Path, words: tuple[str, ...] = WORDS) -> Generator[Kill]:
 
 def kill(killing: Killing, case: Case, place: Path) -> None:
     """Carry a case out, whoever it kills."""
-    if case.point not in REMOTE:
+    ranks = {**RANKS, **OFFLINE_RANKS}
+    if case.point not in {**REMOTE, **ranks}:
         killing.carry_out(case, place)
         return
     said = killing.outlive(case, place)
-    assert ("beginning again" in said) == (case.point in RANKS), said
+    assert ("beginning again" in said) == (case.point in ranks), said

@@ -48,6 +48,20 @@ REPLICAS: dict[str, Point] = {
     ),
 }  # fmt: skip
 REMOTE = {**RANKS, **REPLICAS}
+_KEPT = (
+    "a rank has made an optimizer step",
+    "a rank is about to write its shards",
+    "a rank has written its shards",
+)
+OFFLINE_RANKS: dict[str, Point] = {name: RANKS[name] for name in _KEPT} | {
+    "a rank is about to update on rows": Point(
+        where="luyen.runtime.offline:OfflineWorker.update", when="before", calls=(1, 4)
+    ),
+    "a rank scores rows": Point(
+        where="luyen.runtime.offline:OfflineWorker.scores", when="after", calls=(1, 2)
+    ),
+}
+"""Points of the ranks of an offline stage."""
 
 
 def load(point: str, call: int, *, loss: Loss = "process") -> None:
@@ -85,7 +99,7 @@ def arm_as_told() -> None:
             os.kill(os.getppid(), signal.SIGKILL)
         kill_self()
 
-    arm(REMOTE[told["point"]], told["call"], die=die)
+    arm({**REMOTE, **OFFLINE_RANKS}[told["point"]], told["call"], die=die)
 
 
 def cut_off() -> None:

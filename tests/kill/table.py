@@ -1,7 +1,7 @@
 """`python -m tests.kill.table [offline] [ray] [answers] [small] [short] [STALENESS...]`: kill runs
 at every point, on a cluster or here, and print which went on as they should. Offline: runs that
-learn from given rows. Answers: without conversations. Small: with one rank and one replica, and
-only the controller is killed; in short: once at each point.
+learn from given rows, on a cluster with two ranks. Answers: without conversations. Small: with one
+rank and one replica, and only the controller is killed; in short: once at each point.
 """
 
 import sys
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.kill.cases import Case, Killing, ahead_cases, all_cases, offline_cases
-from tests.kill.on_ray import SMALL, WORDS, on_ray, ray_cases
+from tests.kill.on_ray import SMALL, WORDS, on_ray, ray_cases, ray_offline_cases
 from tests.kill.zygote import Zygote
 
 
@@ -25,6 +25,7 @@ def main(words: Sequence[str]) -> int:
                 ways = {f"is_{word}": word in words for word in ("short", "small")}
                 shape = "single-turn" if "answers" in words else "tool-calling"
                 cases = ray_cases(staleness or [0], shape=shape, **ways)
+                cases = ray_offline_cases() if "offline" in words else cases
                 return _table(cases, kill, root)
         with Zygote() as zygote:
             killing = Killing(zygote, root)

@@ -4,6 +4,7 @@
 """
 
 import re
+import subprocess
 import tomllib
 from fnmatch import fnmatch
 from typing import Any
@@ -121,6 +122,20 @@ def test_images_have_a_version_and_a_user_without_rights():
     for stage in re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[-2:]:
         assert "USER 1000" in stage
     assert f"python:{PROJECT['requires-python'].removeprefix('>=')}-slim" in DOCKERFILE
+
+
+def test_a_clean_clone_has_what_the_site_is_built_with():
+    """A pattern of .gitignore has hidden the hooks of the site once."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    named = set(re.findall(r"docs/[\w./]+\.py", (ROOT / "mkdocs.yml").read_text()))
+    assert len(named) == 2
+    assert named <= set(listed)
 
 
 def test_the_page_about_images_names_their_targets():

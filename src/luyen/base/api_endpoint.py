@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -41,12 +41,16 @@ class ApiEndpoint:
         body: Mapping[str, Any] | None = None,
         *,
         most_bytes: int,
+        take: Callable[[bytes], object] | None = None,
     ) -> Response:
-        """The answer, in which the key is hidden; an HttpError when there is none."""
+        """The answer, in which the key is hidden; an HttpError when there is none.
+
+        `take` gets the pieces of a successful answer as they arrive, with nothing hidden.
+        """
         sent = b"" if body is None else json.dumps(body, allow_nan=False).encode()
         url = f"{self.url}{path}"
         return self._without_key(
-            await send(method, url, sent, self._headers, most_bytes=most_bytes)
+            await send(method, url, sent, self._headers, most_bytes=most_bytes, take=take)
         )
 
     def hidden(self, text: str) -> str:

@@ -6,7 +6,7 @@ A connection per request, HTTP/1.1, no redirects, no proxies. A body is read up 
 import asyncio
 import io
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -54,8 +54,12 @@ async def send(
     headers: Mapping[str, str],
     *,
     most_bytes: int,
+    take: Callable[[bytes], object] | None = None,
 ) -> Response:
-    """Send a request; the answer. An HttpError when there is none, or when it is not HTTP."""
+    """Send a request; the answer. An HttpError when there is none, or when it is not HTTP.
+
+    `take` gets the pieces of the body of a successful answer as they arrive.
+    """
     parts = urlsplit(url)
     is_secure = parts.scheme == "https"
     writer: asyncio.StreamWriter | None = None
@@ -69,7 +73,7 @@ async def send(
         host = parts.netloc.rpartition("@")[2]
         writer.write(_head(method, host, _path(url), len(body), headers) + body)
         await writer.drain()
-        return await _answer(reader, most_bytes)
+        return await _answer(reader, most_bytes, take or _ignore)
     except (OSError, EOFError, ssl.SSLError) as error:
         raise HttpError("connection", f"{type(error).__name__}: {error}") from error
     except (ValueError, HTTPException, asyncio.LimitOverrunError) as error:
@@ -96,7 +100,13 @@ def _head(method: str, host: str, path: str, length: int, headers: Mapping[str, 
     return f"{method} {path} HTTP/1.1\r\n{text}\r\n".encode("latin-1")
 
 
-async def _answer(reader: asyncio.StreamReader, most_bytes: int) -> Response:
+def _ignore(_: bytes) -> None:
+    """Pieces of a body that is read as a whole."""
+
+
+async def _answer(
+    reader: asyncio.StreamReader, most_bytes: int, take: Callable[[bytes], object]
+) -> Response:
     while True:
         head = await reader.readuntil(b"\r\n\r\n")
         first, _, rest = head.partition(b"\r\n")
@@ -106,28 +116,40 @@ async def _answer(reader: asyncio.StreamReader, most_bytes: int) -> Response:
         if not 100 <= int(code) < 200:  # a provisional answer comes before the real one
             break
     headers = {name.lower(): text for name, text in parse_headers(io.BytesIO(rest)).items()}
-    body = await _body(reader, headers, most_bytes)
+    body = await _body(reader, headers, most_bytes, take if code == b"200" else _ignore)
     return Response(status=int(code), headers=headers, body=body)
 
 
-async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str], most_bytes: int) -> bytes:
+async def _body(
+    reader: asyncio.StreamReader,
+    headers: Mapping[str, str],
+    most_bytes: int,
+    take: Callable[[bytes], object],
+) -> bytes:
     if "chunked" in headers.get("transfer-encoding", "").lower():
-        return await _chunks(reader, most_bytes)
+        return await _chunks(reader, most_bytes, take)
     if "content-length" in headers:
         length = int(headers["content-length"])
-        return await reader.readexactly(_allowed(length, most_bytes))
+        whole = await reader.readexactly(_allowed(length, most_bytes))
+        take(whole)
+        return whole
     found = bytearray()
     while part := await reader.read(2**16):
         found += part
         _allowed(len(found), most_bytes)
+        take(part)
     return bytes(found)
 
 
-async def _chunks(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
+async def _chunks(
+    reader: asyncio.StreamReader, most_bytes: int, take: Callable[[bytes], object]
+) -> bytes:
     found = bytearray()
     while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
         _allowed(len(found) + size, most_bytes)
-        found += await reader.readexactly(size)
+        part = await reader.readexactly(size)
+        found += part
+        take(part)
         await reader.readexactly(2)
     return bytes(found)
 

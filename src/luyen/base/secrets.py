@@ -5,6 +5,7 @@ written; what a name says to be secret (`api_key`, `password`); and passwords in
 """
 
 import json
+import os
 import re
 import sys
 import threading
@@ -16,31 +17,46 @@ from urllib.parse import quote
 
 MASK = "***"
 """Stands for what is not shown."""
-_LEAST = 6
+LEAST_LENGTH = 6
 """Characters of a value that is worth hiding: a shorter one is a word that texts hold anyway."""
-_WORDS = (
+_LONG = 16
+"""Characters from which on a text that the environment holds too is hardly there by chance."""
+SECRET_WORDS = (
     r"api[_-]?key|secret|token|password|passwd|passphrase|credentials?|authorization|"
     r"private[_-]?key|access[_-]?key|secret[_-]?key|signing[_-]?key|pwd|bearer|cookies?"
 )
-_NAME = re.compile(rf"(?:.*[_.-])?(?:{_WORDS})", re.IGNORECASE)
+_NAME = re.compile(rf"(?:.*[_.-])?(?:{SECRET_WORDS})", re.IGNORECASE)
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 """Where a name such as `accessToken` begins another word."""
 _NOT_SECRET = re.compile(
     r"(?:.*[_.-])?(?:eos|bos|pad|unk|sep|cls|mask|stop|image|tool)_token", re.IGNORECASE
 )
-_ALL_BELOW = ("env", "headers")
+ALL_BELOW = ("env", "headers")
 """Blocks of which every value may be secret."""
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/'\"@]*(?:@[^\s/'\"@]*)*@")
 _QUERY = re.compile(
-    rf"([?&;#](?:[\w.-]*[_.-])?(?:{_WORDS}|key|sig|signature|auth)=)[^&;\s#'\"]+", re.IGNORECASE
+    rf"([?&;#](?:[\w.-]*[_.-])?(?:{SECRET_WORDS}|key|sig|signature|auth)=)[^&;\s#'\"]+",
+    re.IGNORECASE,
 )
 _MASKED = re.compile(r"://\*{3}@|[?&;#][\w.-]+=\*{3}")
 _ASSIGNED = re.compile(
-    rf"(?<![\w.-])([\w.-]*?(?:{_WORDS})[\"']?\s*[=:]\s*)"
+    rf"(?<![\w.-])([\w.-]*?(?:{SECRET_WORDS})[\"']?\s*[=:]\s*)"
     r"(?!\s*[\"']?\$\{)(\"[^\"]*\"|'[^']*'|[^\s,}\]&]+)",
     re.IGNORECASE,
 )
 
+KEY_SHAPES = re.compile(
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
+    r"|\bAKIA[0-9A-Z]{16}\b"
+    r"|\bAIza[0-9A-Za-z_-]{35}"
+    r"|\bgh[pousr]_[0-9A-Za-z]{36}"
+    r"|\bgithub_pat_[0-9A-Za-z_]{40}"
+    r"|\bhf_[0-9A-Za-z]{30}"
+    r"|\bsk-[0-9A-Za-z_-]{20}"
+    r"|\bxox[abeoprs]-[0-9A-Za-z-]{10}"
+    r"|\beyJ[0-9A-Za-z_-]{8,2000}+\.eyJ[0-9A-Za-z_-]{8,2000}+\."
+)
+"""Shapes of private keys and access tokens that common services hand out."""
 _lock = threading.Lock()
 _shown: dict[str, str] = {}
 """Spelling of a value that must not be read -> what is shown in its place; the longest first."""
@@ -52,7 +68,7 @@ def remember(value: str, shown: str = MASK) -> None:
     A short value, or a path, is left alone: texts would become unreadable, and paths lead
     somewhere.
     """
-    if len(value) < _LEAST or value.startswith(("/", "~", "./", "../")):
+    if len(value) < LEAST_LENGTH or value.startswith(("/", "~", "./", "../")):
         return
     spellings = {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")}
     with _lock:
@@ -74,11 +90,16 @@ def masked(text: str) -> str:
         >>> masked("GET https://me:pw@host/v1?api_key=abc&n=2 failed")
         'GET https://***@host/v1?api_key=***&n=2 failed'
     """
+    return masked_urls(masked_known(text))
+
+
+def masked_known(text: str) -> str:
+    """The text without the values that `remember` was told."""
     with _lock:
         known = list(_shown.items())
     for value, shown in known:
         text = text.replace(value, shown)
-    return masked_urls(text)
+    return text
 
 
 def masked_urls(text: str) -> str:
@@ -126,6 +147,18 @@ def is_secret_name(name: str) -> bool:
     return bool(_NAME.fullmatch(words)) and not _NOT_SECRET.fullmatch(words)
 
 
+def is_from_environment(text: str) -> bool:
+    """Whether a text is a secret variable of the environment, or a long one that is no path.
+
+    Example:
+        >>> is_from_environment("a constant of a program")
+        False
+    """
+    is_long = len(text) >= _LONG and "/" not in text
+    names = [name for name, value in os.environ.items() if value == text]
+    return len(text) >= LEAST_LENGTH and any(is_long or is_secret_name(name) for name in names)
+
+
 def masked_tree(value: Any, name: str = "", *, is_below: bool = False) -> Any:
     """Plain data, at a key of this name, without what must not be read in it.
 
@@ -140,7 +173,7 @@ def masked_tree(value: Any, name: str = "", *, is_below: bool = False) -> Any:
     if isinstance(value, Mapping):
         pairs = cast(Mapping[Any, Any], value).items()
         return {
-            key: masked_tree(inner, str(key), is_below=is_secret or str(key) in _ALL_BELOW)
+            key: masked_tree(inner, str(key), is_below=is_secret or str(key) in ALL_BELOW)
             for key, inner in pairs
         }
     if isinstance(value, list | tuple):

@@ -13,7 +13,7 @@ import typer
 from luyen.base.errors import UserError, printable, shortened
 from luyen.base.input_files import is_file
 from luyen.base.secrets import masked, masked_tree
-from luyen.config.check import Report, unchecked_parts
+from luyen.config.check import Report, batch_lines, offline_lines, unchecked_parts
 from luyen.config.check import check as check_config
 from luyen.config.explain import show_value
 from luyen.config.loader.parse import masked_values
@@ -21,9 +21,10 @@ from luyen.config.machine import Machine, this_machine
 from luyen.config.memory import MemoryPlan
 from luyen.config.model_folder.config_json import unplanned
 from luyen.config.pipeline import Pipeline, check_pipeline, is_pipeline, read_pipeline
-from luyen.config.plan import batch_lines, offline_lines
 from luyen.config.problem import Problem
 from luyen.config.schema.block import derived_in_force
+from luyen.config.simulation.scale_report import scale_lines, scales_data
+from luyen.config.simulation.scales import Scenario, planned_scales
 from luyen.runtime.ray.pools import Device, DevicePool, PoolFacts, pools_of
 from luyen.sandbox.launch import missing
 
@@ -68,6 +69,22 @@ def check_stages(pipeline: Pipeline, machine: Machine, *, as_json: bool) -> int:
         for line in report_lines(one.report, [pipeline.source], machine):
             typer.echo(line)
     return 0 if is_sound else 1
+
+
+def print_scales(scenario: Scenario, *, simulates: bool, as_json: bool) -> int:
+    """Print the plans of `luyen plan`; 1 where one of them is refused or does not fit."""
+    scales = list(planned_scales(scenario, simulates=simulates))
+    if as_json:
+        page = scales_data(scales, scenario, simulates=simulates)
+        typer.echo(json.dumps(without_odd_values(page), indent=2, allow_nan=False))
+    else:
+        wrong = next((scale.report for scale in scales if scale.report.problems), None)
+        if wrong is not None:
+            for line in (*problem_lines(wrong, [str(file) for file in scenario.files]), ""):
+                typer.echo(line)
+        for line in scale_lines(scales, scenario, simulates=simulates):
+            typer.echo(line)
+    return 0 if all(scale.is_sound for scale in scales) else 1
 
 
 def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -117,7 +117,7 @@ def report_lines(
         samples = max(row["sample"] for row in one.rows) + 1
         each = f"{samples} sample{'' if samples == 1 else 's'}"
         prompts = len({sample.prompt for sample in one.samples})
-        took = "" if comparison is not None else f", {seconds:.1f} s"
+        took = "" if comparison is not None else f", {seconds:.1f} s with loading"
         yield one.name
         yield f"{prompts} prompts x {each}{took}"
         yield ""

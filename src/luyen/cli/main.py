@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, TypeAlias, final
 
 import typer
 from typer.core import TyperGroup
@@ -136,7 +136,7 @@ def _loaded(name: str) -> Any:
 
 @app.command()
 def explain(
-    key: Annotated[str, typer.Argument(help="A key, block, rule, key of verl, or words.")],
+    key: Annotated[list[str], typer.Argument(help="A key, block, rule, key of verl, or words.")],
 ) -> None:
     """Say what a key or a rule means: type, default, choices, and the rules about it.
 
@@ -144,7 +144,76 @@ def explain(
     """
     from luyen.config.explain import explain as words
 
-    typer.echo(words(key))
+    typer.echo(words(" ".join(key)))
+
+
+# The options of `luyen plan`.
+
+Simulate: TypeAlias = Annotated[
+    bool, typer.Option("--simulate", help="Time of every phase too, from constants of an H200.")
+]
+Gpus: TypeAlias = Annotated[
+    str | None, typer.Option(help="Numbers of GPUs to plan for, such as 8,64; default: as written.")
+]
+ScaleBatch: TypeAlias = Annotated[
+    bool, typer.Option("--scale-batch", help="Batches grow with GPUs, from the first number on.")
+]
+PromptTokens: TypeAlias = Annotated[
+    int | None, typer.Option(help="Mean tokens of a prompt; default: data.max_prompt_length.")
+]
+ResponseTokens: TypeAlias = Annotated[
+    int | None, typer.Option(help="Mean tokens of an answer; default: data.max_response_length.")
+]
+ValRows: TypeAlias = Annotated[int, typer.Option(help="Rows of a validation.", min=0)]
+ModelFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="A config.json with the sizes of the model.")
+]
+Given: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--constant", help="NAME=VALUE in place of a constant.")
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+
+
+@app.command()
+def plan(
+    config: Annotated[
+        list[str],
+        typer.Argument(
+            help="YAML files, the later over the earlier, then key=value overrides.",
+            metavar="CONFIG... [KEY=VALUE]...",
+        ),
+    ],
+    simulate: Simulate = False,
+    gpus: Gpus = None,
+    scale_batch: ScaleBatch = False,
+    prompt_tokens: PromptTokens = None,
+    response_tokens: ResponseTokens = None,
+    val_rows: ValRows = 0,
+    model_config: ModelFile = None,
+    constant: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a configuration for GPUs that need not be here: memory, and by simulation time.
+
+    Exit code 1 where a configuration is refused or does not fit. Nothing is written.
+    """
+    from luyen.cli.check import print_scales, split_words
+    from luyen.config.simulation.hardware import H200
+    from luyen.config.simulation.scales import Scenario, given_constants, numbers_of_gpus
+
+    files, overrides = split_words(config)
+    scenario = Scenario(
+        files=tuple(files),
+        overrides=tuple(overrides),
+        gpus=numbers_of_gpus(gpus),
+        scales_batch=scale_batch,
+        hardware=H200.with_values(given_constants(constant or [])),
+        model_config=model_config,
+        prompt_tokens=prompt_tokens,
+        response_tokens=response_tokens,
+        val_rows=val_rows,
+    )
+    raise typer.Exit(print_scales(scenario, simulates=simulate, as_json=as_json))
 
 
 @app.command()

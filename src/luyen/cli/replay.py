@@ -181,12 +181,13 @@ def run_replay(
     *,
     rollout: str | None,
     changes: Sequence[str],
+    tokens: Path | None,
     as_json: bool,
     is_trusted: bool,
 ) -> int:
     """Replay and print; 0 when it came out as recorded, 1 when not, 2 when it cannot be done."""
     try:
-        found = _replayed(run, step, rollout, changes, is_trusted=is_trusted)
+        found = _replayed(run, step, rollout, changes, tokens, is_trusted=is_trusted)
     except UserError as error:
         typer.secho(f"error: {error}", err=True, fg="red")
         return 2
@@ -196,11 +197,20 @@ def run_replay(
 
 
 def _replayed(
-    run: Path, step: int, rollout: str | None, changes: Sequence[str], *, is_trusted: bool
+    run: Path,
+    step: int,
+    rollout: str | None,
+    changes: Sequence[str],
+    tokens: Path | None,
+    *,
+    is_trusted: bool,
 ) -> "ReplayedStep | StepVariation | RegeneratedRollout":
     if rollout is not None and changes:
         why = "a rollout is regenerated as in the run, and a changed key acts on the update"
         raise UserError("--set", " ".join(changes), why, "leave out --set, or --rollout")
+    if tokens is not None and (changes or rollout is not None):
+        why = "numbers of tokens are those of the whole step as it was"
+        raise UserError("--tokens", str(tokens), why, "leave out --set and --rollout")
     prepare()
     from luyen.studio.replay.record import ReplayRecord
     from luyen.studio.replay.replay import replay_rollout, replay_step, vary_step
@@ -225,7 +235,7 @@ def _replayed(
             return replay_rollout(record, step, rollout, watch)
         if changes:
             return vary_step(record, step, changes, watch)
-        return replay_step(record, step, watch)
+        return replay_step(record, step, watch, tokens=tokens)
 
 
 def _page(found: "ReplayedStep | StepVariation | RegeneratedRollout") -> Iterator[str]:
@@ -251,6 +261,13 @@ def replay(
             metavar="KEY=VALUE",
         ),
     ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write log-probability and entropy of every token before the step.",
+            metavar="FILE",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     trust: Trust = False,
 ) -> None:
@@ -260,6 +277,12 @@ def replay(
     of the run is changed, and no tool or reward is called.
     """
     code = run_replay(
-        run, step, rollout=rollout, changes=changes or [], as_json=as_json, is_trusted=trust
+        run,
+        step,
+        rollout=rollout,
+        changes=changes or [],
+        tokens=tokens,
+        as_json=as_json,
+        is_trusted=trust,
     )
     raise typer.Exit(code)

@@ -91,6 +91,8 @@ class EngineFacts:
     """Whether it can lay one copy of the model over several devices."""
     is_server: bool = False
     """Whether it generates in a server, whose arithmetic is not the trainer's."""
+    server_module: str | None = None
+    """Module that a run starts as the server; None: it starts none."""
     takes_weights: bool = True
     """Whether weights can be published to it; without them it samples from a fixed model."""
 
@@ -138,8 +140,10 @@ def training_engine(strategy: str, ranks: int) -> str:
 ROLLOUT_ENGINES: dict[str, EngineFacts] = {
     "native": EngineFacts(),
     "hf": EngineFacts(),
-    "vllm": EngineFacts(splits=True, is_server=True),
-    "sglang": EngineFacts(splits=True, is_server=True),
+    "vllm": EngineFacts(
+        splits=True, is_server=True, server_module="vllm.entrypoints.openai.api_server"
+    ),
+    "sglang": EngineFacts(splits=True, is_server=True, server_module="sglang.launch_server"),
     "openai": EngineFacts(is_server=True, takes_weights=False),
 }
 

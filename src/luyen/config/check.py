@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast, final
@@ -104,8 +105,14 @@ class Report:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a Python package could be imported here, without importing it."""
-    return importlib.util.find_spec(package) is not None
+    """Whether a package, or a module in one, could be imported here, without importing it."""
+    root, *inner = package.split(".")
+    found, name = importlib.util.find_spec(root), root
+    for part in inner:
+        name = f"{name}.{part}"
+        places = None if found is None else found.submodule_search_locations
+        found = None if places is None else PathFinder.find_spec(name, places)
+    return found is not None
 
 
 def check(
@@ -321,3 +328,41 @@ def _unchecked_models(config: RunConfig) -> Iterator[tuple[str, str]]:
     for key, path in used.items():
         if path is not None and not looks_local(path) and folder_of(path) is None:
             yield key, f"{path} is not on this machine: its files are not looked at"
+
+
+# Batch arithmetic in words.
+
+
+def offline_lines(plan: BatchPlan) -> list[tuple[str, str]]:
+    """The arithmetic of a stage that learns from given rows, for people."""
+    each = plan.samples_per_prompt
+    sequences = f"{plan.prompts} rows x {each} sequence{'' if each == 1 else 's'} = {plan.rollouts}"
+    micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
+    tokens = f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"
+    return [
+        ("sequences", sequences),
+        ("micro-batches", f"{micros} on each device"),
+        ("optimizer steps", "1 a step"),
+        ("tokens", tokens),
+        ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
+    ]
+
+
+def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
+    """The arithmetic as label and sentence, for people."""
+    each = plan.samples_per_prompt
+    samples = f"{plan.prompts} prompts x {each} sample{'' if each == 1 else 's'} = {plan.rollouts}"
+    minis = f"{plan.mini_batches} x {plan.mini_batch_rollouts} rollouts"
+    micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
+    steps = f"{plan.mini_batches} (mini-batches) x {plan.epochs} (epochs) = {plan.optimizer_steps}"
+    tokens = f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"
+    if plan.computed_tokens < plan.tokens:
+        tokens += f"; {plan.computed_tokens} computed, prompts once a group"
+    return [
+        ("rollouts", samples),
+        ("mini-batches", minis),
+        ("micro-batches", f"{micros} on each device"),
+        ("optimizer steps", f"{steps} a step"),
+        ("tokens", tokens),
+        ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
+    ]

@@ -1,5 +1,6 @@
 """What is known of rows before they are read: files, kinds, sampler arguments, template."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,18 +168,22 @@ def _stage_faults(data: DataConfig) -> Iterator[str]:
     is_ours = bool(addresses) and all(path.startswith("arithmetic://") for path in addresses)
     if is_ours and key is not None and key not in _NUMBERS:
         yield f"key: rows of {addresses[0]} have no number `{key}`, but {', '.join(_NUMBERS)}"
-    rows = _rows(addresses) if is_ours else None
+    rows = _rows(data) if is_ours else None
     if rows is not None and data.train_max_samples >= 0:
         rows = min(rows, data.train_max_samples)
     if rows is not None and stages > rows:
         yield f"stages: {rows} rows make from 1 to {rows} stages, and there are {stages}"
 
 
-def _rows(addresses: Sequence[str]) -> int | None:
+def _rows(data: DataConfig) -> int | None:
     try:
-        return sum(read_arithmetic(parse_task_url(path)).questions.size for path in addresses)
+        sizes = [read_arithmetic(parse_task_url(path)).questions.size for path in data.train_files]
     except UserError:
         return None  # D02 says why
+    limits = data.train_file_samples or (-1,) * len(sizes)
+    return sum(
+        size if most < 0 else min(size, most) for size, most in zip(sizes, limits, strict=False)
+    )
 
 
 def _sources(addresses: Sequence[str]) -> set[str] | None:
@@ -203,6 +208,12 @@ def share_names(data: DataConfig) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names)]
 
 
+_LEAST_SHARE = 1e-15
+"""Of a file in a mixture: below it the places of its rows have no floats."""
+_LONGEST_NAME = 200
+"""Characters of the name of a training file in metrics."""
+
+
 def mixture_faults(data: DataConfig) -> Iterator[tuple[str, str, str]]:
     """(key, reason, fix) of what is wrong with weights, names and counts of files.
 
@@ -224,10 +235,24 @@ def mixture_faults(data: DataConfig) -> Iterator[tuple[str, str, str]]:
         yield "train_weights", "a weight is negative", "give 0 or more"
     elif data.train_weights and not any(data.train_weights):
         yield "train_weights", "all of them are 0: no row would be taken", "raise one"
+    elif data.train_weights and _are_too_far_apart(data.train_weights):
+        why = "a file would get a row in 1e15 or fewer, or their sum is no number"
+        yield "train_weights", why, "give weights that are nearer to each other, or 0"
+    if data.train_weights and files > 1 and data.train_max_samples >= 0:
+        why = "it keeps the first rows of all files together: nothing may be left of later ones"
+        yield "train_max_samples", why, "use data.train_file_samples, with a number for each"
     if any(most == 0 or most < -1 for most in data.train_file_samples):
         yield "train_file_samples", "no row of a file would be left", "give -1 or 1 and more"
     if len(set(data.train_names)) < len(data.train_names):
         yield "train_names", "two entries have the same name", "give each a name of its own"
+    if any(not name.strip() or len(name) > _LONGEST_NAME for name in data.train_names):
+        why = f"a name is empty, or longer than {_LONGEST_NAME} characters"
+        yield "train_names", why, "give each entry a short name"
+
+
+def _are_too_far_apart(weights: Sequence[float]) -> bool:
+    total = sum(weights)
+    return not math.isfinite(total) or min(w for w in weights if w > 0) / total < _LEAST_SHARE
 
 
 # The text of `data.prompt_template`: which columns it names, and what it says with them filled

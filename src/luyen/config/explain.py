@@ -68,7 +68,7 @@ PAGES: dict[str, str] = {
 
 
 def search(text: str) -> str | None:
-    """What has to do with the words, the closest first; None where nothing has.
+    """What has to do with the words, or with most of them, the closest first; None: nothing has.
 
     Example:
         >>> print(search("resume").splitlines()[1].split()[0])
@@ -76,9 +76,11 @@ def search(text: str) -> str | None:
     """
     words = text.lower().replace("_", " ").split()
     keys = sorted(
-        ((_rank(words, info), info) for info in all_fields().values()), key=lambda p: p[0]
+        ((_missing(words, info), _rank(words, info), info) for info in all_fields().values()),
+        key=lambda found: found[:2],
     )
-    found = [info for rank, info in keys if rank < _NEVER]
+    fewest = keys[0][0]
+    found = [info for missing, _, info in keys if missing == fewest < len(words)]
     rules = [rule for rule in RULES.values() if all(word in rule.doc.lower() for word in words)]
     pages = [page for page, known in PAGES.items() if all(word in known.split() for word in words)]
     if not (found or rules or pages):
@@ -87,6 +89,13 @@ def search(text: str) -> str | None:
 
 
 _NEVER = 5
+
+
+def _missing(words: list[str], info: FieldInfo) -> int:
+    """How many of the words have nothing to do with a key."""
+    if _rank(words, info) < _NEVER:
+        return 0
+    return sum(_rank([word], info) == _NEVER for word in words)
 
 
 def _rank(words: list[str], info: FieldInfo) -> int:

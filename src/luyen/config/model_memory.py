@@ -107,7 +107,7 @@ class PassMemory:
     def inside(self) -> int:
         """Bytes alive inside one layer when nothing is kept for a backward pass."""
         shape, tokens = self.shape, self.tokens
-        inner = ceil(3 * shape.intermediate / self.slices)
+        inner = ceil(3 * shape.active_intermediate / self.slices)
         # The stream and its norm on both sides of attention, and what attention gave.
         feed_forward = (5 * shape.hidden + inner) * tokens.computed
         wide, narrow = self._heads()
@@ -122,11 +122,11 @@ class PassMemory:
         is_tiled = self.slices > 1
         if self.device != "cuda":
             numbers = 6 * shape.hidden + shape.attention_width()
-            numbers += 0 if is_tiled else 4 * shape.intermediate
+            numbers += 0 if is_tiled else 4 * shape.active_intermediate
             return (numbers * tokens.computed + self._laid_out()) * self.width
         # Two residual streams and their norms, queries, the output of attention, and the gate.
         numbers = (4 * shape.hidden + 2 * wide) * tokens.computed
-        numbers += 0 if is_tiled else 3 * shape.intermediate * tokens.computed
+        numbers += 0 if is_tiled else 3 * shape.active_intermediate * tokens.computed
         if tokens.computed < tokens.packed:
             numbers += self._laid_out()
         else:
@@ -139,7 +139,7 @@ class PassMemory:
         """Bytes that the backward pass of one layer makes, what it reads apart."""
         shape, tokens = self.shape, self.tokens
         wide, narrow = self._heads()
-        inner = 3 * shape.intermediate
+        inner = 3 * shape.active_intermediate
         if self.slices > 1:
             # The slice is computed again before its gradient.
             inner = ceil(2 * inner / self.slices)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, final
 
 from luyen.config.catalog import (
     PREFERENCE_LOSSES,
+    ROLLOUT_ENGINES,
     EstimatorFacts,
     LossFacts,
     PreferenceFacts,
@@ -211,7 +212,7 @@ class Placement:
     roles: tuple[Role, ...]
     """Who is there."""
     replicas: int = 1
-    """Copies of the rollout engine."""
+    """Copies of the rollout engine; offline stages have none."""
     rollout_pool: tuple[int, int] | None = None
     """Machines and devices of each that only generate; None: rollouts share the actor's devices."""
     reference_pool: tuple[int, int] | None = None
@@ -299,11 +300,8 @@ def plan_placement(
     config: RunConfig, machine: Machine, estimator: EstimatorFacts | None
 ) -> Placement:
     """Decide what `auto` leaves open."""
-    trainer, arr = config.trainer, config.actor_rollout_ref
-    actor, rollout = arr.actor, arr.rollout
-    device = trainer.device
-    if device == "auto":
-        device = "cuda" if machine.gpu_bytes else "cpu"
+    trainer, actor = config.trainer, config.actor_rollout_ref.actor
+    device = _device(trainer.device, machine)
     world_size = trainer.nnodes * trainer.n_gpus_per_node
     pool, reference = rollout_pool(config), reference_pool(config)
     critic = critic_pool(config, estimator)
@@ -317,9 +315,12 @@ def plan_placement(
         roles.append(Role(name="teacher", engine="a frozen model", place=shared))
     if trainer.stage != "rl":
         roles += _reference_roles(config, shared)
-        return Placement(device=device, world_size=world_size, runtime=runtime, roles=tuple(roles))
+        return Placement(
+            device=device, world_size=world_size, runtime=runtime, roles=tuple(roles), replicas=0
+        )
     replicas = count_replicas(config)
-    roles.append(_rollout_role(rollout.name, replicas, _place(pool, device, shared)))
+    own = _server_place(config, device) if runtime == "local" else None
+    roles.append(_rollout_role(config, replicas, own or _place(pool, device, shared)))
     roles += _reference_roles(config, _place(reference, device, shared))
     if needs_critic(config, estimator):
         engine = training_engine(actor.strategy, prod(critic) if critic else world_size)
@@ -338,6 +339,21 @@ def plan_placement(
     )
 
 
+def _server_place(config: RunConfig, device: str) -> str | None:
+    """Where a built-in engine with a server generates; None: it has none."""
+    rollout = config.actor_rollout_ref.rollout
+    facts = ROLLOUT_ENGINES.get(rollout.name)
+    if facts is None or not facts.is_server:
+        return None
+    return "running servers" if rollout.server_urls else f"{device}, a server that it starts"
+
+
+def _device(named: str, machine: Machine) -> str:
+    if named != "auto":
+        return named
+    return "cuda" if machine.gpu_bytes else "cpu"
+
+
 def _place(pool: tuple[int, int] | None, device: str, shared: str) -> str:
     return shared if pool is None else f"{pool[0]} x {pool[1]} {device} of its own"
 
@@ -350,7 +366,8 @@ def _reference_roles(config: RunConfig, place: str) -> list[Role]:
     return [Role(name="reference", engine=how, place=place)]
 
 
-def _rollout_role(name: str, replicas: int, place: str) -> Role:
+def _rollout_role(config: RunConfig, replicas: int, place: str) -> Role:
+    name = config.actor_rollout_ref.rollout.name
     engine = name if replicas == 1 else f"{replicas} copies of {name}"
     return Role(name="rollout", engine=engine, place=place)
 
@@ -404,44 +421,6 @@ def has_partial_rollouts(trainer: TrainerConfig) -> bool:
 def count_weight_versions(trainer: TrainerConfig) -> int:
     """Versions of the weights that a rollout engine has room for."""
     return 1 if has_partial_rollouts(trainer) else 1 + trainer.max_staleness
-
-
-# Batch arithmetic in words.
-
-
-def offline_lines(plan: BatchPlan) -> list[tuple[str, str]]:
-    """The arithmetic of a stage that learns from given rows, for people."""
-    each = plan.samples_per_prompt
-    sequences = f"{plan.prompts} rows x {each} sequence{'' if each == 1 else 's'} = {plan.rollouts}"
-    micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
-    tokens = f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"
-    return [
-        ("sequences", sequences),
-        ("micro-batches", f"{micros} on each device"),
-        ("optimizer steps", "1 a step"),
-        ("tokens", tokens),
-        ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
-    ]
-
-
-def batch_lines(plan: BatchPlan) -> list[tuple[str, str]]:
-    """The arithmetic as label and sentence, for people."""
-    each = plan.samples_per_prompt
-    samples = f"{plan.prompts} prompts x {each} sample{'' if each == 1 else 's'} = {plan.rollouts}"
-    minis = f"{plan.mini_batches} x {plan.mini_batch_rollouts} rollouts"
-    micros = f"about {plan.micro_batches} of at most {plan.micro_batch_tokens} tokens"
-    steps = f"{plan.mini_batches} (mini-batches) x {plan.epochs} (epochs) = {plan.optimizer_steps}"
-    tokens = f"at most {plan.tokens} a step, {plan.longest_sequence} a sequence"
-    if plan.computed_tokens < plan.tokens:
-        tokens += f"; {plan.computed_tokens} computed, prompts once a group"
-    return [
-        ("rollouts", samples),
-        ("mini-batches", minis),
-        ("micro-batches", f"{micros} on each device"),
-        ("optimizer steps", f"{steps} a step"),
-        ("tokens", tokens),
-        ("steps", str(plan.total_steps or "as many as the rows and total_epochs make")),
-    ]
 
 
 # Hyperparameters of the chosen algorithm, taken from the configuration by name.

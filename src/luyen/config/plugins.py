@@ -224,6 +224,9 @@ def read_plugins(paths: tuple[str, ...]) -> tuple[PluginRegistry, dict[str, str]
         except OSError as error:
             broken[path] = str(error)
             continue
+        if expanded(path).suffix != ".py":
+            broken[path] = "is no Python file: its name does not end with .py"
+            continue
         own = list(registrations(tree))
         twice = _duplicate_registrations(own, found)
         reason = import_fault(tree) or twice

@@ -5,8 +5,10 @@ file under `RUN/inputs`, named by the digest of its content: the function itself
 uses, as source text. Every process of the run, and every later one, imports that file; the process
 that has the object calls the object itself.
 
-A function that has no source text as a whole (it uses a loaded model, an open file) exists in its
-process only. Its file says so when it is imported, and `check` refuses what needs it elsewhere.
+A function that has no source text as a whole (it uses a loaded model, an open file, a secret)
+exists in its process only. So does one whose file no longer says what it was compiled from: what
+is written is compared with the code of the object. Its file says so when it is imported, and
+`check` refuses what needs it elsewhere.
 """
 
 import ast
@@ -14,20 +16,28 @@ import builtins
 import hashlib
 import inspect
 import linecache
+import math
 import re
 import symtable
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Never, cast, final
 
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole
 from luyen.base.input_files import expanded
-from luyen.base.secrets import masked_tree
+from luyen.base.secrets import is_from_environment, masked_tree
+from luyen.base.source_text import (
+    are_decorators_of,
+    has_code,
+    is_source_of,
+    secret_in_source,
+    value_of,
+)
 from luyen.base.user_modules import hold_objects, loaded_module
 from luyen.config.plugins import read_python
 
@@ -67,6 +77,7 @@ def write_objects(
     absent = None
     try:
         text = module_text(members) + end
+        _refuse_secret(text)
     except NoSource as error:
         absent = str(error)
         text = _absent_text(members, live, absent)
@@ -75,9 +86,14 @@ def write_objects(
     path = (folder / f"{stem}-{digest}.py").absolute()
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, head + text)
+        write_whole(path, head + text, is_private=True)
     hold_objects(path, live)
     return ObjectFile(path=path, absent=absent)
+
+
+def _refuse_secret(text: str) -> None:
+    if (place := secret_in_source(text)) is not None:
+        raise NoSource(f"{place} is a secret, and a run directory holds none")
 
 
 def _absent_text(members: Mapping[str, Any], live: Mapping[str, Any], why: str) -> str:
@@ -87,6 +103,8 @@ def _absent_text(members: Mapping[str, Any], live: Mapping[str, Any], why: str) 
     parts += [_signature(one, value) for one, value in live.items() if callable(value)]
     for one, value in members.items():
         written = source_of(value) or f"an object of {type(value).__name__}"
+        if secret_in_source(written) is not None:
+            written = "its source holds a secret"
         parts.append("\n".join(f"# {line}" for line in (f"{one}:", *written.splitlines())))
     return "\n\n\n".join(parts) + "\n"
 
@@ -132,9 +150,11 @@ def absent_object(path: str) -> str | None:
 
 _HERE = ("__main__", "builtins")
 """Modules that another process cannot import by name, or need not."""
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set, frozenset)
+_PLAIN = (bool, int, float, str, bytes, type(None), list, tuple, dict, set)
 _STATE = (bool, int, float, str, list, dict, set)
 """Types of what a function may keep from call to call; in another process it begins empty."""
+_UNSEEN = ("eval", "exec", "globals")
+"""What reaches names that a source text does not show."""
 _CHANGES = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "clear", "remove")
 
 
@@ -169,6 +189,17 @@ def source_of(function: Any) -> str | None:
         return None
 
 
+def is_decorated(value: FunctionType | type, *, by: Collection[object]) -> bool:
+    """Whether the source of a definition has a decorator that is one of these objects."""
+    text = source_of(value)
+    found = ast.parse(text).body[0] if text is not None else None
+    if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    known = _names_around(value)
+    plain = [d.func if isinstance(d, ast.Call) else d for d in found.decorator_list]
+    return any(value_of(one, known) in by for one in plain)
+
+
 @final
 class _Writer:
     """Collects imports and definitions, dependencies before what uses them."""
@@ -198,9 +229,8 @@ class _Writer:
         elif isinstance(value, FunctionType | type):
             self._add_definition(name, value, _text_of(name, value))
         elif _is_literal(value):
-            if masked_tree(value, name) != value:
-                raise NoSource(f"`{name}` is a secret, and a run directory holds none")
-            self.bodies.append(f"{name} = {value!r}")
+            _refuse_secret_value(value, name)
+            self.bodies.append(f"{name} = {_literal_text(value)}")
         else:
             raise NoSource(f"`{name}` is an object of {type(value).__name__}, which has no source")
 
@@ -213,9 +243,14 @@ class _Writer:
     def _add_definition(self, name: str, value: FunctionType | type, text: str) -> None:
         known = _names_around(value)
         if isinstance(value, FunctionType):
-            text = _with_defaults(name, value, text, known)
+            text = _with_defaults(name, value, _undecorated(name, value, text, known), known)
         changed = _changed_names(text)
-        for used in sorted(_free_names(text)):
+        free, local = _names_of(name, text)
+        for used in sorted(free):
+            if used in _UNSEEN and known.get(used, builtins) is builtins:
+                raise NoSource(f"`{name}` calls `{used}`, which can reach any name")
+            if used in changed & local and used in known:
+                raise NoSource(f"`{used}` in `{name}` is a name around it and one of its own")
             if used in changed and type(known.get(used)) in _STATE and used not in self._names:
                 self._names[used] = known[used]
                 self.bodies.append(f"{used} = {type(known[used])()!r}")
@@ -250,6 +285,9 @@ def _text_of(name: str, value: FunctionType | type) -> str:
     found = tree.body[0]
     if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         raise NoSource(f"`{name}` is not defined by `def` or `class`")
+    if not is_source_of(value, found):
+        why = "has changed since it was defined, or is not all of it"
+        raise NoSource(f"the source of `{name}` {why}")
     if found.name != name:
         return f"{text}\n\n{name} = {found.name}"
     return text
@@ -266,7 +304,9 @@ def _lambda_as_function(name: str, value: FunctionType) -> str:
     found = {
         ast.unparse(node)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Lambda) and node.lineno == first and _is_same(node, value.__code__)
+        if isinstance(node, ast.Lambda)
+        and node.lineno == first
+        and has_code(ast.Expr(value=node), value.__code__)
     }
     if len(found) != 1:
         raise NoSource("the source of a lambda is not known: write it as a function with `def`")
@@ -286,39 +326,95 @@ def _with_defaults(name: str, value: FunctionType, text: str, known: Mapping[str
     own = inner.__defaults__ or ()
     if len(own) != len(given.defaults):
         raise NoSource(f"the defaults of `{name}` are not those of its source")
-    given.defaults = [_default(*pair, known) for pair in zip(given.defaults, own, strict=True)]
+    arguments = [one.arg for one in (*given.posonlyargs, *given.args)][-len(own) :]
+    rows = zip(arguments, given.defaults, own, strict=False)  # none of them without defaults
+    given.defaults = [_default(name, *row, known) for row in rows]
     named = inner.__kwdefaults__ or {}
+    written = [
+        one.arg for one, node in zip(given.kwonlyargs, given.kw_defaults, strict=True) if node
+    ]
+    if sorted(written) != sorted(named):
+        raise NoSource(f"the defaults of `{name}` are not those of its source")
     given.kw_defaults = [
-        node if node is None or one.arg not in named else _default(node, named[one.arg], known)
+        node if node is None else _default(name, one.arg, node, named.get(one.arg), known)
         for one, node in zip(given.kwonlyargs, given.kw_defaults, strict=True)
     ]
     made = ast.unparse(tree)
     return text if made == ast.unparse(ast.parse(text)) else made
 
 
-def _default(node: ast.expr, value: Any, known: Mapping[str, Any]) -> ast.expr:
-    """A default as it is written; as a literal where it depends on names that may have changed."""
-    is_same = isinstance(node, ast.Name) and known.get(node.id) is value
-    is_written = not any(isinstance(part, ast.Name) for part in ast.walk(node))
-    if is_same or is_written or not _is_literal(value):
-        return node
-    return ast.parse(repr(value), mode="eval").body
+def _default(
+    name: str, argument: str, node: ast.expr, value: Any, known: Mapping[str, Any]
+) -> ast.expr:
+    """A default as it is written, if that is what it is now; else its value as a literal."""
+    if _is_literal(value):
+        written = ast.parse(_literal_text(value), mode="eval").body
+        if ast.unparse(written) == ast.unparse(node) or value_of(node, known) is value:
+            return node
+        _refuse_secret_value(value, argument, *_words(node))
+        return written
+    if value_of(node, known) is not value:
+        raise NoSource(f"the default `{ast.unparse(node)}` of `{name}` has no source")
+    return node
 
 
-def _is_same(node: ast.Lambda, code: CodeType) -> bool:
-    """Whether a lambda has the arguments and the constants of a code object."""
-    made = compile(ast.unparse(node), "<lambda>", "eval").co_consts[0]
-    assert isinstance(made, CodeType)
-    plain = [c for c in made.co_consts if not isinstance(c, CodeType)]
-    own = [c for c in code.co_consts if not isinstance(c, CodeType)]
-    return made.co_varnames == code.co_varnames and made.co_names == code.co_names and plain == own
+# Whether a text is what an object was compiled from: files change, and objects are patched.
 
 
-def _free_names(text: str) -> set[str]:
-    """Names that a definition takes from around it."""
-    top = symtable.symtable(text, "<source>", "exec")
+def _words(node: ast.expr) -> Iterator[str]:
+    """Names in an expression: variables, attributes and texts such as keys of a mapping."""
+    for part in ast.walk(node):
+        match part:
+            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
+                yield word
+            case _:
+                pass
+
+
+def _refuse_secret_value(value: Any, *names: str) -> None:
+    """NoSource for what its names, or the environment, say to be a secret."""
+    is_named = any(repr(masked_tree(value, name)) != repr(value) for name in names)
+    if is_named or any(is_from_environment(text) for text in _texts(value)):
+        raise NoSource(f"`{names[0]}` is a secret, and a run directory holds none")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Texts in plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for pair in cast(Mapping[Any, Any], value).items():
+            yield from _texts(pair)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for one in cast(Collection[Any], value):
+            yield from _texts(one)
+
+
+def _undecorated(name: str, value: FunctionType, text: str, known: Mapping[str, Any]) -> str:
+    """The text, without decorators that are not around this object; NoSource if others are."""
+    tree = ast.parse(text)
+    found = cast(ast.FunctionDef, tree.body[0])
+    is_wrapped = "__wrapped__" in vars(value)
+    if is_wrapped and not are_decorators_of(value, found, known):
+        raise NoSource(f"`{name}` is wrapped by what its source does not name")
+    if not found.decorator_list and vars(value):
+        raise NoSource(f"`{name}` has attributes, which its source does not show")
+    if is_wrapped or not found.decorator_list or known.get(found.name) is value:
+        return text
+    found.decorator_list = []
+    return ast.unparse(tree)
+
+
+def _names_of(name: str, text: str) -> tuple[set[str], set[str]]:
+    """Names that a definition takes from around it, and those of variables inside of it."""
+    try:
+        top = symtable.symtable(text, "<source>", "exec")
+    except SyntaxError as error:  # `nonlocal`
+        raise NoSource(f"`{name}` changes a variable of the function around it") from error
+    tables = list(_tables(top))
     own = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned()}
-    return {name for table in _tables(top) for name in _global_names(table)} - own
+    local = {s.get_name() for t in tables[1:] for s in t.get_symbols() if s.is_local()}
+    return {one for table in tables for one in _global_names(table)} - own, local
 
 
 def _changed_names(text: str) -> set[str]:
@@ -368,9 +464,17 @@ def _names_around(value: FunctionType | type) -> dict[str, Any]:
         raise NoSource(f"`{inner.__name__}` uses a name that has no value yet") from error
 
 
+def _literal_text(value: Any) -> str:
+    """A literal as source text; NaN and infinities have none of their own."""
+    is_odd = isinstance(value, float) and not math.isfinite(value)
+    return f"float({str(value)!r})" if is_odd else repr(value)
+
+
 def _is_literal(value: Any) -> bool:
     if type(value) not in _PLAIN:
         return False
+    if isinstance(value, float):
+        return True
     try:
         return bool(ast.literal_eval(repr(value)) == value)
     except (ValueError, SyntaxError, RecursionError, MemoryError):

@@ -106,27 +106,40 @@ def build_data(
         )
         validation = with_tools(validation, offered) if offered is not None else validation
         validation = _prepared(validation, data, renderer, "data.val_files")
-    known = {prompt.uid for prompt in train.prompts}
     return TrainData(
         train=train,
         validation=validation,
         sampler=build_sampler(data, train, seed=seed),
         renderer=renderer,
-        num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
+        num_leaked=num_leaked(train, validation),
         names=prompt_names(data, train),
     )
 
 
+def num_leaked(train: Dataset, validation: Dataset | None) -> int:
+    """Validation prompts that are also trained on."""
+    if validation is None:
+        return 0
+    measured = Counter(prompt.uid for prompt in validation.prompts)
+    known = {prompt.uid for prompt in train.prompts if prompt.uid in measured}
+    return sum(measured[uid] for uid in known)
+
+
 def prompt_names(data: DataConfig, dataset: Dataset) -> dict[str, str]:
-    """Prompt -> name of its file in metrics; empty where no file has a weight or a name."""
+    """Prompt -> name of its file in metrics; empty where no file has a weight or a name.
+
+    A prompt of several files has the names of all of them: which one gave it is not known.
+    """
     if not data.train_weights and not data.train_names:
         return {}
+    files: dict[str, dict[int, None]] = {}
+    for prompt, file in zip(dataset.prompts, dataset.files, strict=True):
+        files.setdefault(prompt.uid, {})[file] = None
     names = share_names(data)
-    pairs = zip(dataset.prompts, dataset.files, strict=True)
-    return {prompt.uid: names[file] for prompt, file in pairs}
+    return {uid: "+".join(names[file] for file in sorted(found)) for uid, found in files.items()}
 
 
-def load_prompts(files: Sequence[str], data: DataConfig, *, most: int) -> tuple[Prompt, ...]:
+def load_prompts(files: Sequence[str], data: DataConfig, *, most: int) -> Sequence[Prompt]:
     """Rows as prompts in their order, however long they are: no tokenizer measures them.
 
     `most`: at most so many rows; -1: all.

@@ -5,6 +5,7 @@ tool schemas, tool results and what the assistant said stay whole; where they al
 the row is refused with its file and number.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -12,6 +13,7 @@ from typing import Literal, TypeAlias
 from luyen.base.errors import UserError
 from luyen.base.records import Message, Prompt, make_prompt
 from luyen.data.render import Renderer
+from luyen.data.row_store import changed, selected
 from luyen.data.sources import Dataset
 
 Truncation: TypeAlias = Literal["error", "left", "right", "middle"]
@@ -32,11 +34,12 @@ def drop_empty(dataset: Dataset) -> Dataset:
 
 def drop_duplicates(dataset: Dataset) -> Dataset:
     """Without rows that ask the same and are judged by the same as an earlier row."""
-    seen: set[str] = set()
+    seen: set[int] = set()
 
     def is_new(prompt: Prompt, _: str) -> bool:
-        known = prompt.uid in seen
-        seen.add(prompt.uid)
+        uid = int(prompt.uid, 16)  # half the memory of its text
+        known = uid in seen
+        seen.add(uid)
         return not known
 
     return _keep(dataset, "duplicates", is_new)
@@ -55,19 +58,22 @@ def truncate(
     dataset: Dataset, renderer: Renderer, *, max_prompt_length: int, truncation: Truncation
 ) -> Dataset:
     """With overlong prompts cut on the named side, or refused."""
-    prompts: list[Prompt] = []
-    cut = 0
-    for prompt, origin in zip(dataset.prompts, dataset.origins, strict=True):
+    cut: set[int] = set()
+
+    def within(place: int, prompt: Prompt) -> Prompt:
         said = _overlong(prompt, renderer, max_prompt_length)
-        if said is not None:
-            if truncation == "error":
-                fix = "raise data.max_prompt_length, or set data.filter_overlong_prompts=true"
-                raise UserError(f"{origin}: prompt", said, f"more than {max_prompt_length}", fix)
-            prompt = cut_prompt(prompt, renderer, max_prompt_length, truncation, origin)
-            cut += 1
-        prompts.append(prompt)
-    counts = {**dataset.counts} | ({"truncated": cut} if cut else {})
-    return replace(dataset, prompts=tuple(prompts), counts=counts)
+        if said is None:
+            return prompt
+        origin = dataset.origins[place]
+        if truncation == "error":
+            fix = "raise data.max_prompt_length, or set data.filter_overlong_prompts=true"
+            raise UserError(f"{origin}: prompt", said, f"more than {max_prompt_length}", fix)
+        cut.add(place)
+        return cut_prompt(prompt, renderer, max_prompt_length, truncation, origin)
+
+    prompts = changed(dataset.prompts, within)
+    counts = {**dataset.counts} | ({"truncated": len(cut)} if cut else {})
+    return replace(dataset, prompts=prompts, counts=counts)
 
 
 def is_empty(prompt: Prompt) -> bool:
@@ -158,16 +164,15 @@ def _overlong(prompt: Prompt, renderer: Renderer, most: int) -> str | None:
 
 
 def _keep(dataset: Dataset, name: str, wanted: Callable[[Prompt, str], bool]) -> Dataset:
-    rows = [
-        row
-        for row in zip(dataset.prompts, dataset.origins, dataset.files, strict=True)
-        if wanted(row[0], row[1])
-    ]
-    dropped = len(dataset.prompts) - len(rows)
+    pairs = zip(dataset.prompts, dataset.origins, strict=True)
+    kept = array("Q", (place for place, pair in enumerate(pairs) if wanted(*pair)))
+    dropped = len(dataset.prompts) - len(kept)
+    if not dropped:
+        return dataset
     return replace(
         dataset,
-        prompts=tuple(prompt for prompt, _, _ in rows),
-        origins=tuple(origin for _, origin, _ in rows),
-        files=tuple(file for _, _, file in rows),
+        prompts=selected(dataset.prompts, kept),
+        origins=selected(dataset.origins, kept),
+        files=tuple(dataset.files[place] for place in kept),
         counts={**dataset.counts} | ({name: dropped} if dropped else {}),
     )

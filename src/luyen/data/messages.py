@@ -1,7 +1,7 @@
 """Validation of conversations: roles, calls before results, text only, template markers found."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeGuard, final
 
 from luyen.base.errors import UserError, did_you_mean
@@ -175,12 +175,11 @@ def find_markers(
 ) -> tuple[MarkerHit, ...]:
     """Every marker that stands in the text of a message: common ones and the tokenizer's own."""
     searched = sorted({*MARKERS, *special_tokens})
-    found: dict[str, list[str]] = {}
+    found: dict[str, MarkerHit] = {}
     for prompt, origin in zip(prompts, origins, strict=True):
         text = "\n".join(str(message["content"]) for message in prompt.messages)
         for marker in searched:
             if marker in text:
-                found.setdefault(marker, []).append(origin)
-    return tuple(
-        MarkerHit(marker=marker, rows=len(rows), first=rows[0]) for marker, rows in found.items()
-    )
+                hit = found.get(marker) or MarkerHit(marker=marker, rows=0, first=origin)
+                found[marker] = replace(hit, rows=hit.rows + 1)
+    return tuple(found.values())

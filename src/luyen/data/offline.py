@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from luyen.data.build import (
     build_sampler,
     check_tools_are_rendered,
     frame_of,
+    num_leaked,
     prompt_names,
 )
 from luyen.data.formats.detect import FORMS, Kind
@@ -35,6 +37,7 @@ from luyen.data.formats.render import (
 )
 from luyen.data.messages import find_markers
 from luyen.data.render import Renderer
+from luyen.data.row_store import Origins, RowWriter, selected, stored_like
 from luyen.data.rows import RowAt
 from luyen.data.sources import Dataset, RowSource, about, rows_wanted
 from luyen.data.tokenizer import Tokenizer
@@ -145,9 +148,9 @@ class OfflineData(Generic[R]):
         [2, 2]
     """
 
-    train: tuple[R, ...]
-    """What is learned from."""
-    validation: tuple[R, ...]
+    train: Sequence[R]
+    """What is learned from: a tuple, or beyond some size on disk."""
+    validation: Sequence[R]
     """What is measured on; empty when no files are named."""
     given: TrainData
     """The rows as prompts in the same order, with their sampler, counts and renderer."""
@@ -174,21 +177,20 @@ def build_offline_data(
         rows, train = load(
             data.train_files, data.train_max_samples, "train", data.train_file_samples
         )
-    val_rows: tuple[list[Any], Dataset | None] = ([], None)
+    val_rows: tuple[Sequence[Any], Dataset | None] = ((), None)
     if data.val_files:
         with about("data.val_files", FILE):
             val_rows = load(data.val_files, data.val_max_samples, "val")
-    known = {prompt.uid for prompt in train.prompts}
     validation = val_rows[1]
     given = TrainData(
         train=train,
         validation=validation,
         sampler=build_sampler(data, train, seed=seed),
         renderer=renderer,
-        num_leaked=sum(p.uid in known for p in validation.prompts) if validation else 0,
+        num_leaked=num_leaked(train, validation),
         names=prompt_names(data, train),
     )
-    return OfflineData(train=tuple(rows), validation=tuple(val_rows[0]), given=given)
+    return OfflineData(train=rows, validation=val_rows[0], given=given)
 
 
 def _load(
@@ -201,46 +203,47 @@ def _load(
     kinds: Sequence[Kind],
     renderer: Renderer,
     columns: Sequence[str],
-) -> tuple[list[Any], Dataset]:
-    rows: list[Any] = []
-    prompts, origins, sources, places = list[Prompt](), list[str](), list[RowSource](), list[int]()
-    counts: dict[str, int] = {}
+) -> tuple[Sequence[Any], Dataset]:
+    rows, prompts, origins = RowWriter[Any](), RowWriter[Prompt](), Origins()
+    sources, places, counts = list[RowSource](), list[int](), dict[str, int]()
     options = PromptOptions(frame=frame_of(data))
     for place, address in enumerate(files):
         reading = open_rows(address, string_prompts=data.string_prompts, prompts=options)
         _require_kind(address, reading.format.kind, kinds)
         digest, first = hashlib.blake2b(digest_size=_DIGEST), len(rows)
         wanted = rows_wanted(most, most_of, place, have=first)
-        for at, row in _first_of(reading, wanted, digest.update):
-            rows.append(as_conversation(row) if isinstance(row, Prompt) else row)
-            prompts.append(as_prompt(rows[-1], data.reward_fn_key, columns))
-            origins.append(str(at))
+        for at, given, size in _first_of(reading, wanted, digest.update):
+            row = as_conversation(given) if isinstance(given, Prompt) else given
+            rows.append(row, num_bytes=size)
+            prompts.append(as_prompt(row, data.reward_fn_key, columns), num_bytes=size)
+            origins.append(at.file, at.number)
             places.append(place)
-        read = reading.counts["read"]
-        if not read:
+        if not (read := reading.counts["read"]):
             raise UserError(FILE, address, "there are no rows in it", "add rows")
         sources.append(RowSource(address=address, rows=read, fingerprint=digest.hexdigest()))
         counts["read"] = counts.get("read", 0) + len(rows) - first
+    stored = prompts.rows()
     dataset = Dataset(
-        prompts=tuple(prompts),
-        origins=tuple(origins),
+        prompts=stored,
+        origins=stored_like(origins, stored),
         sources=tuple(sources),
         fingerprint=_fingerprint(sources),
         counts=counts,
         files=tuple(places),
     )
     check_tools_are_rendered(dataset, renderer)
-    return _filtered(data, rows, dataset, renderer, of)
+    return _filtered(data, rows.rows(), dataset, renderer, of)
 
 
 def _first_of(
     reading: RowReader[Any], wanted: float, hashed: Callable[[bytes], None]
-) -> Iterator[tuple[RowAt, Any]]:
-    """The first `wanted` rows of a file; all of its rows are read and hashed."""
+) -> Iterator[tuple[RowAt, Any, int]]:
+    """The first `wanted` rows of a file and their bytes; all of its rows are read and hashed."""
     for number, (at, row) in enumerate(reading):
-        hashed(json.dumps(asdict(row), sort_keys=True, default=str).encode())
+        text = json.dumps(asdict(row), sort_keys=True, default=str).encode()
+        hashed(text)
         if number < wanted:
-            yield at, row
+            yield at, row, len(text)
 
 
 def _fingerprint(sources: Sequence[RowSource]) -> str:
@@ -256,14 +259,15 @@ def _more_room(dropped: Mapping[str, int], limit: int) -> str:
 
 
 def _filtered(
-    data: DataConfig, rows: list[Any], dataset: Dataset, renderer: Renderer, of: str
-) -> tuple[list[Any], Dataset]:
+    data: DataConfig, rows: Sequence[Any], dataset: Dataset, renderer: Renderer, of: str
+) -> tuple[Sequence[Any], Dataset]:
     limit = data.max_prompt_length + data.max_response_length
-    seen: set[str] = set()
+    seen: set[int] = set()
 
     def is_repeated(_: Any, prompt: Prompt) -> bool:
-        known = prompt.uid in seen
-        seen.add(prompt.uid)
+        uid = int(prompt.uid, 16)
+        known = uid in seen
+        seen.add(uid)
         return known and of == "train" and data.filter_duplicates
 
     reasons: dict[str, Callable[[Any, Prompt], bool]] = {
@@ -273,7 +277,7 @@ def _filtered(
         "duplicates": is_repeated,
         "overlong": lambda row, _: longest(row, renderer) > limit,
     }
-    kept, dropped = list[int](), dict[str, int]()
+    kept, dropped = array("Q"), dict[str, int]()
     for place, (row, prompt) in enumerate(zip(rows, dataset.prompts, strict=True)):
         why = next((name for name, holds in reasons.items() if holds(row, prompt)), None)
         if why is None:
@@ -282,8 +286,8 @@ def _filtered(
             dropped[why] = dropped.get(why, 0) + 1
     dataset = replace(
         dataset,
-        prompts=tuple(dataset.prompts[i] for i in kept),
-        origins=tuple(dataset.origins[i] for i in kept),
+        prompts=selected(dataset.prompts, kept),
+        origins=selected(dataset.origins, kept),
         files=tuple(dataset.files[i] for i in kept),
         counts={**dataset.counts, **dropped},
     )
@@ -292,9 +296,8 @@ def _filtered(
         files = [source.address for source in dataset.sources]
         fix = _more_room(dropped, limit)
         raise UserError(f"data.{of}_files", files, f"no row is left: {said}", fix)
-    special = renderer.tokenizer.special_tokens
-    markers = find_markers(dataset.prompts, dataset.origins, special)
-    return [rows[i] for i in kept], replace(dataset, markers=markers)
+    markers = find_markers(dataset.prompts, dataset.origins, renderer.tokenizer.special_tokens)
+    return selected(rows, kept), replace(dataset, markers=markers)
 
 
 def _require_kind(address: str, found: Kind, wanted: Sequence[Kind]) -> None:

@@ -6,7 +6,7 @@ import importlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from luyen.config.task_urls import FIELD, TaskUrl, parse_task_url, read_gym, rea
 from luyen.data.arithmetic_tasks import arithmetic_rows
 from luyen.data.messages import MarkerHit
 from luyen.data.raw_values import canonical, is_list, is_object, raw_json, without_none
+from luyen.data.row_store import Origins, RowWriter, changed, stored_like
 from luyen.data.rows import Columns, RowAt, check_plain, is_plain_text, read_row
 from luyen.data.tool_tasks import tool_rows
 
@@ -108,8 +109,8 @@ READERS: dict[str, Callable[[Path], Numbered]] = {
 # Hugging Face datasets. No other file imports the `datasets` package.
 
 
-def hub_rows(url: TaskUrl) -> list[dict[str, Any]]:
-    """Rows of `hf://org/name?split=train`, fetched or taken from the local cache."""
+def hub_rows(url: TaskUrl) -> Iterator[dict[str, Any]]:
+    """Rows of `hf://org/name?split=train`, fetched or taken from the local cache, one by one."""
     said = read_hub(url)
     datasets = _datasets_package(url.text)
     try:
@@ -122,15 +123,15 @@ def hub_rows(url: TaskUrl) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         why = f"cannot be loaded: {str(error).splitlines()[0]}"
         raise url.error(why, "correct the name or the split, or check the connection") from error
-    return [without_none(row) for row in found]
+    return (without_none(row) for row in found)
 
 
-def saved_rows(directory: Path) -> list[dict[str, Any]]:
-    """Rows of a directory that `save_to_disk` wrote."""
+def saved_rows(directory: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a directory that `save_to_disk` wrote, one by one."""
     datasets = _datasets_package(str(directory))
     try:
-        found = datasets.load_from_disk(str(directory))
-        return [without_none(row) for row in found]
+        for row in datasets.load_from_disk(str(directory)):
+            yield without_none(row)
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"cannot be read: {type(error).__name__}: {error}"
         raise UserError(FIELD, str(directory), why, "save the dataset again") from error
@@ -200,13 +201,13 @@ def _row(task: str, index: int, entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-SCHEMES: dict[str, Callable[[TaskUrl], list[dict[str, Any]]]] = {
+SCHEMES: dict[str, Callable[[TaskUrl], Iterable[dict[str, Any]]]] = {
     "arithmetic": arithmetic_rows,
     "tools": tool_rows,
     "reasoning_gym": reasoning_gym_rows,
     "hf": hub_rows,
 }
-"""Scheme of an address -> the function that makes its rows."""
+"""Scheme of an address -> the function that gives its rows."""
 
 
 @final
@@ -238,9 +239,9 @@ class Dataset:
         (3, 'arithmetic://sum?size=3 row 1', {'read': 3})
     """
 
-    prompts: tuple[Prompt, ...]
-    """The prompts, in the order of the files."""
-    origins: tuple[str, ...]
+    prompts: Sequence[Prompt]
+    """The prompts, in the order of the files: a tuple, or beyond some size on disk."""
+    origins: Sequence[str]
     """File and row of each prompt."""
     sources: tuple[RowSource, ...]
     """Files and addresses, in the order given."""
@@ -299,43 +300,54 @@ def about(field: str, unnamed: str = FIELD) -> Generator[None]:
 
 
 def _load(addresses: Sequence[str], chosen: Columns, most: int, most_of: Sequence[int]) -> Dataset:
-    prompts: list[Prompt] = []
-    origins: list[str] = []
+    prompts, origins = RowWriter[Prompt](), Origins()
     files: list[int] = []
     sources: list[RowSource] = []
     wrapped = 0
     for place, address in enumerate(addresses):
         wanted = rows_wanted(most, most_of, place, have=len(prompts))
         digest, count = hashlib.blake2b(digest_size=16), 0
-        for file, number, row in list(raw_rows(address)):  # a torn file first
+        rows = raw_rows(address)
+        for file, number, row in rows:
             count += 1
             at = RowAt(file=file, number=number)
-            check_plain(row if is_object(row) else {"row": row}, at)
-            digest.update(_canonical_text(row).encode())
-            if count > wanted:
+            with _a_torn_file_first(rows):
+                check_plain(row if is_object(row) else {"row": row}, at)
+                text = _canonical_text(row).encode()
+                prompt = read_row(row, at, chosen) if count <= wanted else None
+            digest.update(text)
+            if prompt is None:
                 continue
-            prompts.append(read_row(row, at, chosen))
+            prompts.append(prompt, num_bytes=len(text))
             files.append(place)
-            origins.append(str(at))
+            origins.append(file, number)
             wrapped += is_plain_text(row, chosen)
         if not count:
-            raise UserError(
-                FIELD,
-                address,
-                "there are no rows in it",
-                "add rows, or remove it from the list of files",
-            )
+            fix = "add rows, or remove it from the list of files"
+            raise UserError(FIELD, address, "there are no rows in it", fix)
         sources.append(RowSource(address=address, rows=count, fingerprint=digest.hexdigest()))
     together = "".join(source.fingerprint for source in sources)
     counts = {"read": sum(source.rows for source in sources)}
+    stored = prompts.rows()
     return Dataset(
-        prompts=tuple(prompts),
-        origins=tuple(origins),
+        prompts=stored,
+        origins=stored_like(origins, stored),
         sources=tuple(sources),
         fingerprint=hashlib.blake2b(together.encode(), digest_size=16).hexdigest(),
         counts=counts | ({"plain text made a user message": wrapped} if wrapped else {}),
         files=tuple(files),
     )
+
+
+@contextmanager
+def _a_torn_file_first(rest: Iterator[Any]) -> Generator[None]:
+    """An error about a row is raised after the rest was read, which may show a torn file."""
+    try:
+        yield
+    except UserError:
+        for _ in rest:
+            pass
+        raise
 
 
 def raw_rows(address: str) -> Iterator[tuple[str, int, Any]]:
@@ -372,19 +384,19 @@ def with_tools(dataset: Dataset, offered: Offered) -> Dataset:
 
     A UserError names the row that asks for a tool the run does not have.
     """
-    prompts: list[Prompt] = []
-    for prompt, origin in zip(dataset.prompts, dataset.origins, strict=True):
+
+    def with_schemas(place: int, prompt: Prompt) -> Prompt:
         try:
             tools = offered(prompt)
         except UserError as error:
-            raise UserError(f"{origin}: {error.field}", error.value, error.why, error.fix) from None
-        prompts.append(
-            make_prompt(
-                prompt.messages,
-                tools=tools,
-                data_source=prompt.data_source,
-                ground_truth=prompt.ground_truth,
-                extra_info=prompt.extra_info,
-            )
+            field = f"{dataset.origins[place]}: {error.field}"
+            raise UserError(field, error.value, error.why, error.fix) from None
+        return make_prompt(
+            prompt.messages,
+            tools=tools,
+            data_source=prompt.data_source,
+            ground_truth=prompt.ground_truth,
+            extra_info=prompt.extra_info,
         )
-    return replace(dataset, prompts=tuple(prompts))
+
+    return replace(dataset, prompts=changed(dataset.prompts, with_schemas))

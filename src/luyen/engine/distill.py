@@ -15,13 +15,17 @@ from torch.utils.checkpoint import checkpoint
 
 from luyen.algorithms.distillation import row_divergences
 from luyen.algorithms.statistic import Average
+from luyen.base.heartbeat import beat
 from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import split_batch
-from luyen.engine.step import LOSS_WEIGHT, UpdateResult, merge_updates, take_shard_step
-from luyen.engine.supervised import SupervisedEngine
+from luyen.engine.batch_shards import BatchShard
+from luyen.engine.fsdp import dummy_loss, reshard
+from luyen.engine.optim import MasterOptimizer
+from luyen.engine.step import LOSS_WEIGHT, ShardUpdateResult, take_shard_step
 from luyen.models.head import Head, log_probabilities
 from luyen.models.policy import Policy
 
+DIVERGENCE, NLL = "divergence", "nll"
+"""Streams: divergence from the teacher, and negative log-likelihood, of each trained token."""
 _CHUNK_NUMBERS = 1 << 22
 """Most logits of student or teacher in memory at once."""
 
@@ -63,64 +67,98 @@ class DistillObjective:
 
 @final
 class DistillEngine:
-    """A trained student and a frozen teacher."""
+    """A student with its optimizer, and a frozen teacher; whole, or this rank's shards of both."""
 
     def __init__(
-        self, learner: SupervisedEngine, teacher: Policy, objective: DistillObjective
+        self,
+        student: Policy,
+        optimizer: MasterOptimizer,
+        teacher: Policy,
+        objective: DistillObjective,
+        *,
+        device: torch.device | None = None,
     ) -> None:
-        self.learner = learner
+        """`device` is where passes run, if not where the weights are (they may be offloaded)."""
+        self.student = student
+        self.optimizer = optimizer
         self.teacher = teacher
         self.objective = objective
-        heads = (learner.policy.head.vocabulary, teacher.head.vocabulary)
+        self._device = device
+        heads = (student.head.vocabulary, teacher.head.vocabulary)
         assert heads[0] == heads[1], f"vocabularies of {heads[0]} and {heads[1]} ids differ"
 
-    def update(self, batch: PackedBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
-        learner = self.learner
+    @property
+    def model(self) -> Policy:
+        """The student."""
+        return self.student
+
+    def update_shard(
+        self, shard: BatchShard, *, lr: float, dropout_key: int | None = None
+    ) -> ShardUpdateResult:
+        """This rank's part of an optimizer step on a batch of `TokenAggregation.weigh`."""
+        assert dropout_key is None, "the student is compared with its teacher without masks"
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place
-            loss, metrics = self._losses(part)
+            loss, divergence, nll = self._losses(part)
+            mask = part.layout.mask
+            metrics = {
+                f"distill/{DIVERGENCE}": Average.over(divergence, mask),
+                f"distill/{NLL}": Average.over(nll, mask),
+            }
             return (part.streams[LOSS_WEIGHT] * loss).sum(), metrics
 
-        (shard,) = shards = split_batch(learner.prepare_update(batch), learner.passes, ranks=1)
-        here = shard.to(learner.policy.device)
-        done = take_shard_step(learner.policy, learner.optimizer, here, part_loss, lr=lr)
-        return merge_updates(shards, [done.to(batch.tokens.device)])
+        home, here = shard.batch.tokens.device, shard.to(self._device or self.student.device)
+        done = take_shard_step(
+            self.student, self.optimizer, here, part_loss, lr=lr, dummy=self._dummy_loss
+        )
+        reshard(self.teacher)
+        return done.to(home)
 
     @torch.no_grad()
-    def measure(self, batch: PackedBatch) -> dict[str, float]:
-        """Means over the trainable tokens of a batch, without an update."""
-        batch = batch.to(self.learner.policy.device)
-        (shard,) = split_batch(batch, self.learner.passes, ranks=1)
-        merged: dict[str, Average] = {}
+    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
+        """The streams `divergence` and `nll` over the tokens of a shard."""
+        home, here = shard.batch.tokens.device, self._device or self.student.device
+        batch = shard.to(here).batch
+        found = {name: torch.zeros(batch.tokens.shape, device=here) for name in (DIVERGENCE, NLL)}
         for indices in shard.passes:
-            for name, average in self._losses(batch.take(indices))[1].items():
-                merged[name] = merged[name].merge(average) if name in merged else average
-        return {name: average.value() for name, average in merged.items()}
+            if not indices:
+                self._dummy_loss()
+                continue
+            place = batch.positions(indices)
+            _, divergence, nll = self._losses(batch.take(indices, place))
+            found[DIVERGENCE][place], found[NLL][place] = divergence.float(), nll.float()
+            beat()
+        reshard(self.student)
+        reshard(self.teacher)
+        return {name: stream.to(home) for name, stream in found.items()}
 
-    def _losses(self, part: PackedBatch) -> tuple[Tensor, dict[str, Average]]:
-        """Loss of each token of a part, and its metrics."""
+    def _losses(self, part: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, divergence and negative log-likelihood of each token of a part."""
         where = part.layout.mask.nonzero()[:, 0]
         given = part.tokens, part.lengths, part.layout.mask, where - 1
-        student = self.learner.policy.packed_hidden(*given)
         with torch.no_grad():
-            teacher = self.teacher.packed_hidden(*given)
-        found = by_chunks(
-            self._rows, student, teacher, part.tokens[where], self.learner.policy.head
-        )
-        loss, divergence, nll = (part.scatter(x) for x in found)
-        mask = part.layout.mask
-        metrics = {
-            "distill/divergence": Average.over(divergence, mask),
-            "distill/nll": Average.over(nll, mask),
-        }
-        return loss, metrics
+            # The teacher's head stays gathered until it is resharded: the student's pass reads it.
+            teacher = self.teacher.from_hidden(*given, lambda hidden: hidden)
+        targets = part.tokens[where]
+
+        def rows(hidden: Tensor) -> list[Tensor]:
+            return by_chunks(self._rows, hidden, teacher, targets, self.student.head)
+
+        loss, divergence, nll = self.student.from_hidden(*given, rows)
+        return part.scatter(loss), part.scatter(divergence), part.scatter(nll)
+
+    def _dummy_loss(self) -> Tensor:
+        """Both models make their collectives, in the order of `_losses`."""
+        here = self._device or self.student.device
+        with torch.no_grad():
+            dummy_loss(self.teacher, here)
+        return dummy_loss(self.student, here)
 
     def _rows(self, student: Tensor, teacher: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         with torch.no_grad():
             taught = self.teacher.head.logits(teacher, temperature=1.0)
-        learned = self.learner.policy.head.logits(student, temperature=1.0)
+        learned = self.student.head.logits(student, temperature=1.0)
         return self.objective.rows(learned, taught, targets)
 
 

@@ -8,7 +8,7 @@ gathered, and a tied embedding belongs to one unit.
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
+    register_fsdp_forward_method,
 )
 from torch.utils._pytree import register_pytree_node
 
@@ -30,6 +31,7 @@ from luyen.models.fused.layers import AttentionPlan, LayerPlan, MlpPlan
 from luyen.models.head import TokenScores
 from luyen.models.policy import Policy, ValueModel
 from luyen.models.rank_splits import SequenceSplit
+from luyen.models.reward_model import RewardModel
 
 # The dtype a parameter is exported with (checkpoints, weight sync) if FSDP keeps its shards in
 # fp32. A sharded bf16 model keeps fp32 shards, but exports bf16 weights and separate fp32 masters,
@@ -50,15 +52,20 @@ def export_dtype(parameter: Tensor) -> torch.dtype:
     return vars(parameter).get(_EXPORT_DTYPE, parameter.dtype)
 
 
-def export_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """Trained parameters by name, in their export dtype; shards stay shards."""
-    return dict(iterate_export_parameters(module))
+def export_parameters(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
+    """Trained parameters by name, in their export dtype; shards stay shards.
+
+    With `frozen`, those that do not learn too.
+    """
+    return dict(iterate_export_parameters(module, frozen=frozen))
 
 
-def iterate_export_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def iterate_export_parameters(
+    module: nn.Module, *, frozen: bool = False
+) -> Iterator[tuple[str, Tensor]]:
     """`export_parameters` one by one, which saves the memory of all converted copies."""
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad or frozen:
             # Detaching a shard is slow, and not needed without autograd.
             own = parameter.detach() if torch.is_grad_enabled() else parameter
             dtype = export_dtype(parameter)
@@ -70,15 +77,20 @@ REPLICATE = "replicate"
 """Dimension of the mesh whose ranks hold copies."""
 
 
+Shardable: TypeAlias = Policy | ValueModel | RewardModel
+
+
 def shard_as(
-    module: Policy | ValueModel,
+    module: Shardable,
     mesh: DeviceMesh,
     fsdp_config: FsdpConfig,
     split: SequenceSplit | None = None,
 ) -> None:
     """`shard` with the options of the configuration; `split` divides passes over ranks too."""
-    policy = module.body if isinstance(module, ValueModel) else module
-    policy.sequence_split = split
+    body = module.body if isinstance(module, ValueModel) else module
+    if isinstance(body, Policy):
+        body.sequence_split = split
+    assert split is None or isinstance(body, Policy), "a reward model reads whole sequences"
     shard(
         module,
         mesh,
@@ -88,7 +100,7 @@ def shard_as(
 
 
 def shard(
-    module: Policy | ValueModel,
+    module: Shardable,
     mesh: DeviceMesh,
     *,
     mixed_precision: torch.dtype | None = None,
@@ -106,17 +118,19 @@ def shard(
     `cpu_offload` keeps shards and optimizer in host memory. Without `reshard_after_forward` a layer
     stays gathered until its backward pass.
     """
-    policy = module.body if isinstance(module, ValueModel) else module
-    if not policy.is_packed:
+    body = module.body if isinstance(module, ValueModel) else module
+    if isinstance(body, Policy) and not body.is_packed:
         why = "only packed models can be sharded, and transformers runs this one itself"
         raise UserError("trainer.n_gpus_per_node", mesh.size(), why, "train it on one device")
-    _take_apart(policy)
-    learning = [p for p in policy.parameters() if p.requires_grad]
+    _take_apart(body)
+    inner = body.net.base_model if isinstance(body, RewardModel) else body
+    learning = [p for p in inner.parameters() if p.requires_grad]
     compute = mixed_precision or _only_type(learning)
     own = {id(p) for p in learning}
     names = {name for name, p in module.named_parameters() if id(p) in own}
-    _widen(policy)
+    _widen(body)
     if TENSOR in (mesh.mesh_dim_names or ()):
+        assert not isinstance(module, RewardModel), "the configuration was checked"
         divide_layers(module, mesh[TENSOR])
         mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != TENSOR)]
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
@@ -128,14 +142,15 @@ def shard(
     precision = MixedPrecisionPolicy(
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    for layer in decoder_layers(policy.model):
+    for layer in decoder_layers(body.net if isinstance(body, RewardModel) else body.model):
         fully_shard(
             layer, mp_policy=precision, reshard_after_forward=reshard_after_forward, **common
         )
-    if isinstance(module, ValueModel):
-        _shard_value_head(module, common)
+    _shard_heads(module, common)
     # The root is needed again as soon as the backward pass begins.
     fully_shard(module, mp_policy=precision, reshard_after_forward=False, **common)
+    if isinstance(module, Policy):
+        register_fsdp_forward_method(module, Policy.from_hidden.__name__)
     _sum_gradients(module)
     export_as(module, names, compute)
 
@@ -148,7 +163,7 @@ def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
             yield from layers
 
 
-def _take_apart(policy: Policy) -> None:
+def _take_apart(policy: Policy | RewardModel) -> None:
     """Undo fusions across FSDP units, and fused weights that are stored outside their layer.
 
     Each layer then computes its own norm, and projections are called one by one.
@@ -177,20 +192,29 @@ def _only_type(learning: Sequence[Tensor]) -> torch.dtype | None:
 
 
 @torch.no_grad()
-def _widen(policy: Policy) -> None:
+def _widen(policy: nn.Module) -> None:
     """Convert trained weights to fp32; frozen ones keep their dtype."""
     for parameter in policy.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
 
 
-def _shard_value_head(module: ValueModel, common: dict[str, Any]) -> None:
-    """Shard the value head in fp32, and the unused vocabulary head so that it is never gathered."""
+def _shard_heads(module: Shardable, common: dict[str, Any]) -> None:
+    """Shard heads that make one number in fp32, and a vocabulary head that is never gathered."""
+    if isinstance(module, RewardModel):
+        _shard_head(module.head, common)
+    if not isinstance(module, ValueModel):
+        return
+    _shard_head(module.value, common)
+    unused = module.body.head.linear
+    if not any(p.requires_grad for p in unused.parameters()):
+        _shard_head(unused, common)
+
+
+def _shard_head(head: nn.Module, common: dict[str, Any]) -> None:
+    """Shard a head in its own dtype."""
     precision = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-    fully_shard(module.value, mp_policy=precision, **common)
-    head = module.body.head.linear
-    if not any(p.requires_grad for p in head.parameters()):
-        fully_shard(head, mp_policy=precision, **common)
+    fully_shard(head, mp_policy=precision, **common)
 
 
 def _sum_gradients(module: nn.Module) -> None:

@@ -7,7 +7,7 @@ does not depend on micro-batching, even between the two responses of a pair, and
 reference point, AOT's order) are over the whole step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias, final
 
@@ -19,10 +19,7 @@ from luyen.algorithms.preference.pointwise import step_rewards
 from luyen.algorithms.preference.step import PreferenceObjective, StepCoefficients, sequence_sums
 from luyen.algorithms.statistic import Average
 from luyen.engine.batch import OfflineBatch, PackedBatch
-from luyen.engine.logprobs import score
-from luyen.engine.step import LOSS_WEIGHT, UpdateResult
-from luyen.engine.supervised import SupervisedEngine
-from luyen.models.policy import Policy
+from luyen.engine.step import LOSS_WEIGHT, BatchLearner, UpdateResult
 
 SequenceSums: TypeAlias = dict[str, Tensor]
 """Sum of log-probabilities of each sequence: of `batch`, and of each batch in `aside`."""
@@ -30,10 +27,10 @@ MARGINS, DESIRABLE, MISMATCHED = "margins", "desirable", "mismatched"
 
 
 @final
-class PreferenceEngine:
-    """A policy trained on a preference objective, and a frozen reference."""
+class PreferenceTrainer:
+    """Whole optimizer steps of a policy on a preference objective."""
 
-    def __init__(self, learner: SupervisedEngine, objective: PreferenceObjective) -> None:
+    def __init__(self, learner: BatchLearner, objective: PreferenceObjective) -> None:
         self.learner = learner
         self.objective = objective
         self.reference: Callable[[OfflineBatch], SequenceSums] | None = None
@@ -50,7 +47,7 @@ class PreferenceEngine:
         if weights is not None:
             per_token = per_token * weights
         prepared = offline_batch.batch.with_streams(**{LOSS_WEIGHT: per_token.float()})
-        done = self.learner.update_prepared(prepared, lr=lr)
+        done = self.learner.update(prepared, lr=lr)
         if self.objective.reads("history") and isinstance(inputs, UnpairedInputs):
             self.history = step_rewards(inputs, float(self.objective.hparams.get("beta", 0.1)))
         return replace(done, metrics=_values(found))
@@ -63,19 +60,17 @@ class PreferenceEngine:
     def _evaluate(
         self, offline_batch: OfflineBatch
     ) -> tuple[StepCoefficients, PairInputs | UnpairedInputs]:
-        sums = self.sums(self.learner.policy, offline_batch)
+        sums = self.sums(self.learner.scores, offline_batch)
         inputs = self._inputs(offline_batch, sums)
         return self.objective.coefficients(inputs), inputs
 
-    def sums(self, policy: Policy, offline_batch: OfflineBatch) -> SequenceSums:
-        """A policy's sum of log-probabilities of every sequence, with the token weights."""
+    def sums(
+        self, scores: Callable[[PackedBatch], Mapping[str, Tensor]], offline_batch: OfflineBatch
+    ) -> SequenceSums:
+        """Sums of the log-probabilities `logp` of `scores`, with the token weights."""
         weights = {"batch": self._token_weights(offline_batch)}
         return {
-            name: sequence_sums(
-                score(policy, batch, self.learner.passes, temperature=1.0)["logp"],
-                batch.layout,
-                weights.get(name),
-            )
+            name: sequence_sums(scores(batch)["logp"], batch.layout, weights.get(name))
             for name, batch in {"batch": offline_batch.batch, **offline_batch.aside}.items()
         }
 

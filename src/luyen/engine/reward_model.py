@@ -17,14 +17,14 @@ from luyen.algorithms.reward_losses import RewardLoss, bradley_terry, process_re
 from luyen.algorithms.statistic import Average
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import OfflineBatch, PackedBatch
-from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
+from luyen.engine.batch_shards import BatchShard
 from luyen.engine.fsdp import dummy_loss, reshard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import (
     LOSS_WEIGHT,
+    BatchLearner,
     ShardUpdateResult,
     UpdateResult,
-    merge_updates,
     take_shard_step,
 )
 from luyen.models.reward_model import RewardModel
@@ -83,28 +83,59 @@ class RewardObjective:
 
 @final
 class RewardModelEngine:
-    """A reward model, its optimizer, and its micro-batching."""
+    """A reward model, or this rank's shards of it, and its optimizer."""
 
     def __init__(
         self,
         model: RewardModel,
         optimizer: MasterOptimizer,
-        passes: MicroBatching,
-        objective: RewardObjective,
         *,
         device: torch.device | None = None,
     ) -> None:
         """`device` is where passes run, if not where the weights are (they may be offloaded)."""
         self.model = model
         self.optimizer = optimizer
-        self.passes = passes
-        self.objective = objective
         self._device = device
 
-    @property
-    def device(self) -> torch.device:
-        """Where passes run."""
-        return self._device or self.model.device
+    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
+        """The stream `scores`."""
+        return score_shard(self.model, shard, device=self._device)
+
+    def update_shard(
+        self, shard: BatchShard, *, lr: float, dropout_key: int | None = None
+    ) -> ShardUpdateResult:
+        """This rank's part of an optimizer step; weights are derivatives by the scores."""
+        assert dropout_key is None, "the derivatives come from a pass without masks"
+
+        def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
+            del place
+            judged = part.streams[JUDGED].bool()
+            scores = self.model(part.tokens, part.lengths, part.layout.mask, judged)
+            return (part.streams[LOSS_WEIGHT][judged] * scores).sum(), {}
+
+        home, here = shard.batch.tokens.device, shard.to(self._device or self.model.device)
+        return take_shard_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)
+
+
+@final
+class RewardTrainer:
+    """Whole optimizer steps of a reward model."""
+
+    def __init__(self, learner: BatchLearner, objective: RewardObjective) -> None:
+        self.learner = learner
+        self.objective = objective
+
+    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
+        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
+        scores = self.learner.scores(offline_batch.batch)[SCORES]
+        prepared, found = self.prepare_update(offline_batch, scores)
+        return replace(self.learner.update(prepared, lr=lr), metrics=numbers_of(found))
+
+    def measure(self, offline_batch: OfflineBatch) -> dict[str, float]:
+        """Loss, accuracy and calibration of a batch, without an update."""
+        scores = self.learner.scores(offline_batch.batch)[SCORES]
+        judged = offline_batch.batch.streams[JUDGED].bool()
+        return numbers_of(self.objective.loss(scores[judged].double(), offline_batch.numbers))
 
     def prepare_update(
         self, offline_batch: OfflineBatch, scores: Tensor
@@ -115,44 +146,6 @@ class RewardModelEngine:
         slope, found = self.objective.derivative(scores[judged], offline_batch.numbers)
         weights = torch.zeros_like(scores).masked_scatter(judged, slope.to(scores.dtype))
         return batch.with_streams(**{LOSS_WEIGHT: weights}), found
-
-    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
-        scores = score_sequences(self.model, offline_batch.batch, self.passes, device=self._device)
-        prepared, found = self.prepare_update(offline_batch, scores)
-        (shard,) = shards = split_batch(prepared, self.passes, ranks=1)
-        done = merge_updates(shards, [self.update_shard(shard, lr=lr)])
-        return replace(done, metrics=numbers_of(found))
-
-    def update_shard(self, shard: BatchShard, *, lr: float) -> ShardUpdateResult:
-        """This rank's part of an optimizer step on a batch from `prepare_update`."""
-
-        def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
-            del place
-            judged = part.streams[JUDGED].bool()
-            scores = self.model(part.tokens, part.lengths, part.layout.mask, judged)
-            return (part.streams[LOSS_WEIGHT][judged] * scores).sum(), {}
-
-        home, here = shard.batch.tokens.device, shard.to(self.device)
-        return take_shard_step(self.model, self.optimizer, here, part_loss, lr=lr).to(home)
-
-    def measure(self, offline_batch: OfflineBatch) -> dict[str, float]:
-        """Loss, accuracy and calibration of a batch, without an update."""
-        scores = score_sequences(self.model, offline_batch.batch, self.passes, device=self._device)
-        judged = offline_batch.batch.streams[JUDGED].bool()
-        return numbers_of(self.objective.loss(scores[judged].double(), offline_batch.numbers))
-
-
-def score_sequences(
-    model: RewardModel,
-    batch: PackedBatch,
-    passes: MicroBatching,
-    *,
-    device: torch.device | None = None,
-) -> Tensor:
-    """The stream `scores` of a whole batch, on its device."""
-    (shard,) = shards = split_batch(batch, passes, ranks=1)
-    return join_shards(shards, [score_shard(model, shard, device=device)], batch)[SCORES]
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ and over ranks. This is the only module that calls `backward`.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from functools import partial
+from typing import Any, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +99,47 @@ def _unstack_columns(
     return ShardUpdateResult(stepped=stepped, averages=averages, logp=logp)
 
 
+class RowLearner(Protocol):
+    """Learns from given rows: a model, or this rank's shards of it, and its optimizer."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What learns."""
+        ...
+
+    @property
+    def optimizer(self) -> MasterOptimizer:
+        """Its optimizer."""
+        ...
+
+    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
+        """Streams over the tokens of a shard, without gradients."""
+        ...
+
+    def update_shard(
+        self, shard: BatchShard, *, lr: float, dropout_key: int | None = None
+    ) -> ShardUpdateResult:
+        """This rank's part of an optimizer step on a batch with the stream `LOSS_WEIGHT`.
+
+        `dropout_key` decides the masks of an adapter's dropout, where there is any.
+        """
+        ...
+
+
+class BatchLearner(Protocol):
+    """A `RowLearner` for whole batches, wherever and on however many ranks it is."""
+
+    def scores(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Streams over the tokens of a batch, without gradients."""
+        ...
+
+    def update(
+        self, batch: PackedBatch, *, lr: float, dropout_key: int | None = None
+    ) -> UpdateResult:
+        """One optimizer step on a batch with the stream `LOSS_WEIGHT`."""
+        ...
+
+
 def take_shard_step(
     model: nn.Module,
     optimizer: MasterOptimizer,
@@ -105,13 +147,18 @@ def take_shard_step(
     part_loss: PartLoss,
     *,
     lr: float,
+    dummy: Callable[[], Tensor] | None = None,
 ) -> ShardUpdateResult:
-    """One optimizer step on the whole batch, of which this rank computes a shard."""
+    """One optimizer step on the whole batch, of which this rank computes a shard.
+
+    `dummy` is the loss of a dummy pass, where `part_loss` calls further sharded models.
+    """
     model.train()
+    dummy = dummy or partial(dummy_loss, model, shard.batch.tokens.device)
     merged: dict[str, Average] = {}
     for indices in shard.passes:
         if not indices:
-            dummy_loss(model, shard.batch.tokens.device).backward()
+            dummy().backward()
             continue
         place = shard.batch.positions(indices)
         part = shard.batch.take(indices, place)

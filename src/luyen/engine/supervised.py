@@ -1,6 +1,7 @@
 """Supervised fine-tuning: optimizer steps on given responses."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import final
 
@@ -11,15 +12,10 @@ from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.statistic import Average
 from luyen.algorithms.supervised import supervised_losses
 from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard, MicroBatching, split_batch
+from luyen.engine.batch_shards import BatchShard
+from luyen.engine.logprobs import score_shard
 from luyen.engine.optim import MasterOptimizer
-from luyen.engine.step import (
-    LOSS_WEIGHT,
-    ShardUpdateResult,
-    UpdateResult,
-    merge_updates,
-    take_shard_step,
-)
+from luyen.engine.step import LOSS_WEIGHT, ShardUpdateResult, take_shard_step
 from luyen.models.adapter_dropout import begin_pass, dropout_layers
 from luyen.models.policy import Policy
 
@@ -31,17 +27,43 @@ ACCURACY = "sft/accuracy"
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAggregation:
+    """The weight of every token in the loss of a whole optimizer step.
+
+    Example:
+        >>> from luyen.engine.batch import pack
+        >>> batch = pack([[1, 2, 3], [4, 5]], masks=[[0, 1, 1], [0, 1]], groups=[0, 1])
+        >>> weighed = TokenAggregation(mode="token-sum").weigh(batch)
+        >>> weighed.streams["loss_weight"].tolist()
+        [0.0, 1.0, 1.0, 0.0, 1.0]
+    """
+
+    mode: str = "token-mean"
+    """`loss_agg_mode`."""
+    loss_scale_factor: float | None = None
+    """`loss_scale_factor` of the mode."""
+
+    def weigh(self, batch: PackedBatch) -> PackedBatch:
+        """The batch with the stream `LOSS_WEIGHT`; `TOKEN_WEIGHT` does not change its sum."""
+        weights = aggregation_weights(
+            self.mode, batch.layout, loss_scale_factor=self.loss_scale_factor
+        )
+        if TOKEN_WEIGHT in batch.streams:
+            counted = weights * batch.streams[TOKEN_WEIGHT]
+            weights = counted * (weights.double().sum() / counted.double().sum()).float()
+        return batch.with_streams(**{LOSS_WEIGHT: weights})
+
+
+@final
 class SupervisedEngine:
-    """A policy, or this rank's shards of it, its optimizer, and its micro-batching."""
+    """A policy, or this rank's shards of it, and its optimizer."""
 
     def __init__(
         self,
         policy: Policy,
         optimizer: MasterOptimizer,
-        passes: MicroBatching,
         *,
-        aggregation: str,
-        loss_scale_factor: float | None = None,
         loss: str = "nll",
         measures_accuracy: bool = False,
         device: torch.device | None = None,
@@ -53,47 +75,32 @@ class SupervisedEngine:
         self.measures_accuracy = measures_accuracy
         self.policy = policy
         self.optimizer = optimizer
-        self.passes = passes
-        self.aggregation = aggregation
-        self.loss_scale_factor = loss_scale_factor
         self._loss = supervised_losses.get(loss)
         self._device = device
 
-    def prepare_update(self, batch: PackedBatch) -> PackedBatch:
-        """The batch with the weight of every token in the loss of the whole optimizer step.
+    @property
+    def model(self) -> Policy:
+        """The policy."""
+        return self.policy
 
-        `TOKEN_WEIGHT` does not change the sum of the weights.
-        """
-        weights = aggregation_weights(
-            self.aggregation, batch.layout, loss_scale_factor=self.loss_scale_factor
+    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
+        """Log-probabilities at temperature 1, and what the accuracy needs if it is measured."""
+        return score_shard(
+            self.policy,
+            shard,
+            temperature=1.0,
+            likeliest=self.measures_accuracy,
+            device=self._device,
         )
-        if TOKEN_WEIGHT in batch.streams:
-            counted = weights * batch.streams[TOKEN_WEIGHT]
-            weights = counted * (weights.double().sum() / counted.double().sum()).float()
-        return batch.with_streams(**{LOSS_WEIGHT: weights})
-
-    def update(
-        self, batch: PackedBatch, *, lr: float, dropout_key: int | None = None
-    ) -> UpdateResult:
-        """One optimizer step on the whole batch.
-
-        The result does not depend on micro-batching, unless the adapter has dropout: then
-        `dropout_key` is the step's, and each micro-batch has masks of its own.
-        """
-        prepared = self.prepare_update(batch)
-        return self.update_prepared(prepared, lr=lr, dropout_key=dropout_key)
-
-    def update_prepared(
-        self, batch: PackedBatch, *, lr: float, dropout_key: int | None = None
-    ) -> UpdateResult:
-        """One optimizer step on a batch from `prepare_update`."""
-        (shard,) = shards = split_batch(batch, self.passes, ranks=1)
-        return merge_updates(shards, [self.update_shard(shard, lr=lr, dropout_key=dropout_key)])
 
     def update_shard(
         self, shard: BatchShard, *, lr: float, dropout_key: int | None = None
     ) -> ShardUpdateResult:
-        """This rank's part of an optimizer step on a batch from `prepare_update`."""
+        """This rank's part of an optimizer step on a batch of `TokenAggregation.weigh`.
+
+        The result does not depend on micro-batching, unless the adapter has dropout: each
+        micro-batch has masks of its own.
+        """
         masked = [] if dropout_key is None else dropout_layers(self.policy)
         indices = count()
 

@@ -43,7 +43,8 @@ class AdapterDropout(nn.Module):
         assert self.key is not None, "a training pass has dropout, and nothing gave it a key"
         generator = torch.Generator(x.device).manual_seed(mix(self.key, self.place))
         kept = torch.rand(x.shape, generator=generator, device=x.device) >= self.share
-        return x * (kept.to(x.dtype) / (1 - self.share))
+        # A factor of 1 / (1 - share) would be rounded to 16 bits, the same way for every input.
+        return x.masked_fill(~kept, 0.0) / (1 - self.share)
 
 
 def dropout_layers(module: nn.Module) -> list[AdapterDropout]:

@@ -2,7 +2,8 @@
 
 import copy
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -162,14 +163,22 @@ def export_for_server(
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Contiguous tensors of the host as a safetensors file; an OSError if the disk refuses it."""
-    try:
+    with disk_errors():
         save_file(dict(tensors), path, metadata={"format": "pt"})
+
+
+@contextmanager
+def disk_errors() -> Generator[None]:
+    """What safetensors says of a disk becomes the OSError that it is."""
+    try:
+        yield
     except SafetensorError as error:
         raise OSError(str(error)) from error
 
 
 def _save(net: Any, directory: Path, stop_ids: frozenset[int]) -> None:
-    net.save_pretrained(directory)
+    with disk_errors():
+        net.save_pretrained(directory)
     # What ends a turn here ends it there too: tokenizer, template and model each name some ids.
     generation: GenerationConfig = copy.deepcopy(net.generation_config)
     generation.eos_token_id = sorted(stop_ids)

@@ -38,8 +38,13 @@ _INITS: dict[str, Any] = {"kaiming": True, "gaussian": "gaussian"}
 Shapes = dict[str, tuple[int, ...]]
 
 
-def add_adapter(net: PreTrainedModel, model: ModelConfig, *, seed: int = 0) -> None:
-    """Freeze the weights and add an adapter of `model.lora_rank`, fresh or from a directory."""
+def add_adapter(
+    net: PreTrainedModel, model: ModelConfig, *, seed: int = 0, task: str = "CAUSAL_LM"
+) -> None:
+    """Freeze the weights and add an adapter of `model.lora_rank`, fresh or from a directory.
+
+    `task` is peft's name of what the model is for: `SEQ_CLS` leaves out the head of a classifier.
+    """
     directory = None if model.lora_adapter_path is None else expanded(model.lora_adapter_path)
     if directory is not None:
         refuse(adapter_faults(directory, rank=model.lora_rank), field=_FIELD, path=str(directory))
@@ -53,7 +58,7 @@ def add_adapter(net: PreTrainedModel, model: ModelConfig, *, seed: int = 0) -> N
         use_rslora=model.use_rslora,
         use_dora=model.use_dora,
         init_lora_weights=_INITS[model.lora_init],
-        task_type="CAUSAL_LM",
+        task_type=task,
     )
     net.requires_grad_(False)
     field, fix = "actor_rollout_ref.model.target_modules", "name linear layers of the model"

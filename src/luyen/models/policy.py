@@ -1,10 +1,10 @@
 """Policy and critic: packed tokens in, log-probabilities or values out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from luyen.models.padded_forward import (
     unpacked_hidden,
 )
 from luyen.models.rank_splits import OwnPlaces, Read, SequenceSplit, VocabularySplit, score_split
+
+Used = TypeVar("Used")
 
 # The decoder layers over packed sequences, which policies and reward models share.
 
@@ -220,6 +222,20 @@ class Policy(nn.Module):
             is_exact=self.is_exact,
             is_shared=is_shared,
         )
+
+    def from_hidden(
+        self,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        mask: Tensor,
+        where: Tensor,
+        use: Callable[[Tensor], Used],
+    ) -> Used:
+        """What `use` makes of the last hidden states at `where`; it may read the head.
+
+        A sharded model is gathered as for `forward`, and its head stays gathered afterwards.
+        """
+        return use(self.packed_hidden(tokens, lengths, mask, where))
 
     def own_hidden(
         self,

@@ -15,7 +15,7 @@ from luyen.config.model_folder.check import library_faults
 from luyen.config.schema.model import ModelConfig
 from luyen.models.attention import AttentionContext
 from luyen.models.batch_invariant_linear import choose_products
-from luyen.models.export import make_readable
+from luyen.models.export import disk_errors, make_readable
 from luyen.models.hf_loading import (
     config_of,
     inspect_folder,
@@ -25,12 +25,40 @@ from luyen.models.hf_loading import (
     refuse_odd_numbers,
 )
 from luyen.models.load import detach_from_file, dtype_of, read_config, save_memory
+from luyen.models.lora import adapter_layers, add_adapter, merged_weight
 from luyen.models.offload import offload_activations
 from luyen.models.padded_forward import refuse_what_cannot_be_packed
 from luyen.models.policy import hidden_at, prepare_layers
 
+_SCORE = "score"
+"""Name of the layer that transformers makes a score with."""
 STEPWISE = "luyen_judges_steps"
 """Key of config.json: whether scores are of the steps of an answer."""
+
+
+@final
+class ScoreHead(nn.Linear):
+    """What makes a score of a hidden state: a linear layer with one output, summed in float64.
+
+    Example:
+        >>> head = ScoreHead(nn.Linear(2, 1, bias=False))
+        >>> head(torch.zeros(3, 2)).tolist()
+        [0.0, 0.0, 0.0]
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """It has the weight of `linear`."""
+        super().__init__(linear.in_features, 1, bias=False, device="meta")
+        self.weight = linear.weight
+        if self.weight.dtype != torch.float64:
+            # A score is one sum: rounding its weights would be most of its error.
+            self.float()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The score of each row of hidden states."""
+        weight = self.weight[0]
+        # In float64 the order of the sum, which depends on the number of rows, does not show.
+        return (input.double() * weight.double()).sum(-1).to(weight.dtype)
 
 
 @final
@@ -47,9 +75,9 @@ class RewardModel(nn.Module):
         self.net = net
         self.is_offloading = False
         """Whether activations wait for the backward pass in host memory."""
-        if self.head.weight.dtype != torch.float64:
-            # A score is one sum: rounding its weights would be most of its error.
-            self.head.float()
+        linear = net.get_submodule(_SCORE)
+        assert isinstance(linear, nn.Linear)
+        net.set_submodule(_SCORE, ScoreHead(linear))
         self.fused = prepare_layers(net, self.device)
         self.is_exact = True
         refuse_what_cannot_be_packed(net, None)
@@ -71,10 +99,10 @@ class RewardModel(nn.Module):
         return next(self.parameters()).device
 
     @property
-    def head(self) -> nn.Linear:
+    def head(self) -> ScoreHead:
         """What makes a score of a hidden state."""
-        found = self.net.get_submodule("score")
-        assert isinstance(found, nn.Linear)
+        found = self.net.get_submodule(_SCORE)
+        assert isinstance(found, ScoreHead)
         return found
 
     def hidden(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
@@ -102,10 +130,9 @@ class RewardModel(nn.Module):
         sequences begin with before that is computed once.
         """
         where = (mask if judged is None else judged).nonzero()[:, 0]
-        hidden = hidden_at(self.hidden, tokens, lengths, mask, where, is_exact=self.is_exact)
-        weight = self.head.weight[0]
-        # In float64 the order of the sum, which depends on the number of rows, does not show.
-        return (hidden.double() * weight.double()).sum(-1).to(weight.dtype)
+        return self.head(
+            hidden_at(self.hidden, tokens, lengths, mask, where, is_exact=self.is_exact)
+        )
 
     def save(self, directory: Path, *, pad_token: int | None, is_stepwise: bool = False) -> None:
         """Write weights and config as transformers reads them.
@@ -117,14 +144,14 @@ class RewardModel(nn.Module):
         config: Any = self.net.config
         config.get_text_config().pad_token_id = pad_token
         setattr(config, STEPWISE, is_stepwise)
-        with no_progress_bars():
+        with no_progress_bars(), disk_errors():
             self.net.save_pretrained(directory)
         make_readable(directory)
 
 
 # A reward model from a directory or a hub id, or a new one over a language model.
 
-_HEAD = "score.weight"
+_HEAD = f"{_SCORE}.weight"
 _GIVE = "give a model saved as AutoModelForSequenceClassification with one label"
 
 
@@ -161,6 +188,7 @@ def load_reward_model(
 
     With `new_head`, a model without a score head gets one, initialised with this seed: so small
     that all first scores are near 0. Without it such a model is refused: its scores would be noise.
+    With `model.lora_rank` an adapter of the layers learns, and the head.
     """
     has_weights = model.init != "random" or new_head is None
     source = inspect_folder(model, model.path, field=field, has_weights=has_weights, has_head=False)
@@ -169,6 +197,12 @@ def load_reward_model(
         torch.nn.Module.to(net, torch.device(device))
         detach_from_file(net)
         refuse_odd_numbers(net, source, field=field)
+    except UserError as error:
+        raise UserError(field, error.value, error.why, error.fix) from error
+    if model.lora_rank > 0:
+        add_adapter(net, model, seed=new_head or 0, task="SEQ_CLS")
+        net.get_submodule(_SCORE).requires_grad_(True)
+    try:
         made = RewardModel(net)
     except UserError as error:
         raise UserError(field, error.value, error.why, error.fix) from error
@@ -225,10 +259,19 @@ def _refuse_classes(config: Any, source: str, *, is_new: bool) -> None:
 
 def _refuse_odd_heads(net: PreTrainedModel, source: str) -> None:
     """Encoders and heads of several layers have another arithmetic than ours."""
-    head = dict(net.named_children()).get("score")
+    head = dict(net.named_children()).get(_SCORE)
     if not isinstance(head, torch.nn.Linear) or head.out_features != 1 or head.bias is not None:
         why = "its head is not one linear layer `score` over the last token of a decoder"
         raise UserError("", source, why, _GIVE)
+
+
+@torch.no_grad()
+def merge_adapter(model: RewardModel, into: RewardModel) -> None:
+    """Give `into`, the same model without an adapter, the weights of `model` with its adapter."""
+    for name, layer in adapter_layers(model.net).items():
+        target: Any = into.net.get_submodule(name)
+        target.weight.copy_(merged_weight(layer, target.weight))
+    into.head.weight.copy_(model.head.weight)
 
 
 @torch.no_grad()

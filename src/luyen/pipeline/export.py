@@ -25,7 +25,7 @@ from luyen.models.export import (
 )
 from luyen.models.hf_loading import no_progress_bars
 from luyen.models.lora import adapter_layers
-from luyen.models.reward_model import load_reward_model
+from luyen.models.reward_model import load_reward_model, merge_adapter
 from luyen.models.trained_weights import restore_parameters
 from luyen.pipeline.policy_loading import find_checkpoint, open_checkpoint, read_config
 from luyen.telemetry.artifacts import Kind
@@ -36,13 +36,21 @@ _FIELD = "actor_rollout_ref.model.path"
 
 
 def write_reward_model(config: RunConfig, checkpoint: Path, folder: Path) -> None:
-    """Write a reward model for transformers; weights keep the dtype they were saved in."""
+    """Write a reward model for transformers; weights keep the dtype they were saved in.
+
+    An adapter is merged into the weights below it.
+    """
     weights: dict[str, Tensor] = load_state(checkpoint, "actor")
     is_half = any(tensor.dtype == torch.bfloat16 for tensor in weights.values())
     form = {"dtype": "bfloat16" if is_half else "float32", "enable_gradient_checkpointing": False}
     block = config.actor_rollout_ref.model.model_copy(update=form)
     model = load_reward_model(block, device="cpu", field=_FIELD, new_head=config.trainer.seed)
     restore_parameters(model, weights)
+    if block.lora_rank > 0:
+        plain = block.model_copy(update={"lora_rank": 0, "lora_adapter_path": None})
+        adapted = model
+        model = load_reward_model(plain, device="cpu", field=_FIELD, new_head=config.trainer.seed)
+        merge_adapter(adapted, model)
     written: Any = model.net.config
     model.save(
         folder,
@@ -88,18 +96,16 @@ def export_checkpoint(
 ) -> ExportedModel:
     """Export a checkpoint, or a run's newest valid one, into an empty or absent directory.
 
-    `merge` None merges an adapter where there is one. Another user's run that names code is refused
-    unless `is_trusted`.
+    `merge` None merges an adapter where there is one; that of a reward model is always merged, for
+    it trains the score head too. Another user's run that names code is refused unless `is_trusted`.
     """
     found = find_checkpoint(path)
     if found is not None and (home := found.path.parent.parent / "config.yaml").is_file():
         require_trust(RunDirectory(home.parent), is_trusted=is_trusted)
     kind: Kind = "export"
     if found is not None and _stage_of(found.path) == _SCORER:
-        if merge:
-            raise UserError("--merge", True, "a reward model has no adapter", "drop --merge")
         kind, checkpoint = "reward_model", found.path
-        made = _written(directory, lambda folder: _scorer(checkpoint, folder))
+        made = _written(directory, lambda folder: _scorer(checkpoint, folder, merge))
     else:
         made = _written(directory, lambda folder: _policy(path, folder, merge, is_trusted))
     if found is not None:
@@ -129,12 +135,15 @@ def _written(directory: Path, fill: Callable[[Path], ExportedModel]) -> Exported
     return made
 
 
-def _scorer(checkpoint: Path, folder: Path) -> ExportedModel:
+def _scorer(checkpoint: Path, folder: Path, merge: bool | None) -> ExportedModel:
     config = read_config([checkpoint.parent.parent / "config.yaml"], [])
-    write_reward_model(config, checkpoint, folder)
     model = config.actor_rollout_ref.model
+    if merge and model.lora_rank == 0:
+        raise UserError("--merge", True, "the reward model has no adapter", "drop --merge")
+    write_reward_model(config, checkpoint, folder)
     export_tokenizer(model.tokenizer_path or model.path, folder)
-    return ExportedModel(source=str(checkpoint), what="a reward model")
+    what = "a reward model, the adapter merged" if model.lora_rank else "a reward model"
+    return ExportedModel(source=str(checkpoint), what=what)
 
 
 def _policy(path: str, folder: Path, merge: bool | None, is_trusted: bool) -> ExportedModel:

@@ -116,9 +116,12 @@ async def attempt(
     _refuse_more_abandoned(timeout_s)
     faults: list[BaseException] = []
     returned: Any = None
+    is_waiting = False
     with boundary(faults):
         returned = function(**arguments)
-    if not faults and inspect.isawaitable(returned):
+        # Looking at what came back runs code of the reward, too: `__class__` may be a property.
+        is_waiting = inspect.isawaitable(returned)
+    if is_waiting and not faults:
         task = asyncio.ensure_future(_contained(returned, faults))
         try:
             await asyncio.wait({task}, timeout=timeout_s)

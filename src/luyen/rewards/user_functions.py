@@ -65,10 +65,11 @@ def takes(function: Callable[..., Any], names: Sequence[str]) -> bool:
 # `reward.reward_manager.name` is `batch`. It is given what it takes of these, each a list:
 # `completions`, `prompts` (messages), `completion_ids`, `ground_truth`, `data_source`, and
 # every other column; `answer` and `solution` are the ground truth where rows have no such
-# columns.
+# columns. `extra_info` has all other columns of an answer as one mapping, for a function that names
+# it.
 
-COMPLETIONS = "completions"
-_TRUTH = ("ground_truth", "answer", "solution")
+COMPLETIONS, INFO = "completions", "extra_info"
+_TRUTH = ("answer", "solution")
 
 
 @final
@@ -149,6 +150,7 @@ def arguments_of(
     columns = {
         **dict.fromkeys(_TRUTH, truths),
         **{name: [info.get(name) for info in infos] for name in names},
+        "ground_truth": truths,
         "data_source": [prompt.data_source for prompt, _ in answers],
         "prompts": [[dict(message) for message in prompt.messages] for prompt, _ in answers],
         COMPLETIONS: [rollout.text for _, rollout in answers],
@@ -157,8 +159,8 @@ def arguments_of(
     }
     parameters = inspect.signature(function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return columns
-    return {name: value for name, value in columns.items() if name in parameters}
+        return columns | ({INFO: infos} if INFO in parameters else {})
+    return {n: v for n, v in {INFO: infos, **columns}.items() if n in parameters}
 
 
 def _sampled(rollout: Rollout) -> list[int]:

@@ -1,5 +1,6 @@
 """The roles of a run in this process: one worker, and engines on the same device."""
 
+import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,12 +29,17 @@ from luyen.runtime.weights import (
     load_weights,
     total_bytes,
 )
-from luyen.runtime.worker import R, Results, TrainWorker, WorkerGroup
+from luyen.runtime.worker import R, Results, TrainWorker, W, WorkerGroup
 from luyen.telemetry.journal import WorkJournal
 
 STRICT_VARIABLE = "LUYEN_STRICT"
 """Environment variable: at 1, the messages of a run in one process are pickled."""
 _FIELD = "actor_rollout_ref.rollout.name"
+
+
+def is_strict() -> bool:
+    """Whether strict mode is on, by `STRICT_VARIABLE`."""
+    return os.environ.get(STRICT_VARIABLE) == "1"
 
 
 def pickle_roundtrip(value: R) -> R:
@@ -49,7 +55,7 @@ def pickle_roundtrip(value: R) -> R:
 
 
 @final
-class LocalWorkers(WorkerGroup):
+class LocalWorkers(WorkerGroup[W]):
     """The one worker of a run in this process. A call is complete when it returns.
 
     In strict mode the messages of a call are pickled, so that caller and worker share no object.
@@ -59,14 +65,14 @@ class LocalWorkers(WorkerGroup):
 
     count = 1
 
-    def __init__(self, worker: TrainWorker, *, is_strict: bool = False) -> None:
+    def __init__(self, worker: W, *, is_strict: bool = False) -> None:
         self.worker = worker
         self.is_strict = is_strict
 
     @property
     def device(self) -> torch.device:
-        """The device of the policy."""
-        return self.worker.actor.policy.device
+        """That of the worker."""
+        return self.worker.device
 
     @property
     def is_over(self) -> bool:
@@ -75,6 +81,7 @@ class LocalWorkers(WorkerGroup):
 
     def gather(self) -> Gathering:
         """The policy's own parameters, with digests of every trained tensor."""
+        assert isinstance(self.worker, TrainWorker), "no other worker has engines to publish to"
         start = time.monotonic()
         weights = trained_parameters(self.worker.actor.policy)
         digests = merge_sums([self.worker.weight_sums()])
@@ -94,13 +101,13 @@ class LocalWorkers(WorkerGroup):
         writer: CheckpointWriter,
         step: int,
         *,
-        loop: Mapping[str, Any],
+        parts: Mapping[str, Mapping[str, Any]],
         facts: Mapping[str, Any],
-        further: Sequence[WorkerGroup] = (),
+        further: Sequence[WorkerGroup[Any]] = (),
     ) -> None:
         """Write a checkpoint from this process."""
         assert not further, "every role is in this process"
-        writer.save(step, {**self.worker.state(), "loop": loop}, facts=facts)
+        writer.save(step, {**self.worker.state(), **parts}, facts=facts)
 
     def _begin(
         self,

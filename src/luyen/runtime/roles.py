@@ -24,7 +24,7 @@ from luyen.runtime.futures import PendingUpdate, Publication, RolloutFuture
 from luyen.runtime.generation import Generation
 from luyen.runtime.monitoring import RoleMonitor, TraceTarget
 from luyen.runtime.weight_sync import WeightSync
-from luyen.runtime.worker import TrainWorker, WorkerGroup
+from luyen.runtime.worker import ModelWorker, TrainWorker, WorkerGroup
 from luyen.telemetry.journal import WorkJournal
 
 
@@ -63,10 +63,10 @@ class WeightDigests:
 
     def __init__(
         self,
-        workers: WorkerGroup,
+        workers: WorkerGroup[Any],
         published: Mapping[str, str] | None,
         *,
-        further: Sequence[WorkerGroup] = (),
+        further: Sequence[WorkerGroup[Any]] = (),
     ) -> None:
         """`published` are digests of the workers' weights, where a publication has gathered them.
 
@@ -86,16 +86,16 @@ class WeightDigests:
 
     @cached_property
     def _weights(self) -> Mapping[str, str]:
-        found = dict(self._published or merge_sums(self._workers.all(TrainWorker.weight_sums)))
+        found = dict(self._published or merge_sums(self._workers.all(ModelWorker.weight_sums)))
         for group in self._further:
-            found |= merge_sums(group.all(TrainWorker.weight_sums))
+            found |= merge_sums(group.all(ModelWorker.weight_sums))
         return found
 
     @cached_property
     def _moments(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
         for group in (self._workers, *self._further):
-            found |= merge_sums(group.all(TrainWorker.moment_sums))
+            found |= merge_sums(group.all(ModelWorker.moment_sums))
         return found
 
 
@@ -158,12 +158,12 @@ class Roles:
     def __init__(
         self,
         *,
-        workers: WorkerGroup,
+        workers: WorkerGroup[TrainWorker],
         rollout: RolloutRole,
         generation: Generation,
         micro_batching: RoleMicroBatching,
-        reference: WorkerGroup | None = None,
-        critic: WorkerGroup | None = None,
+        reference: WorkerGroup[TrainWorker] | None = None,
+        critic: WorkerGroup[TrainWorker] | None = None,
         weight_sync: WeightSync | None = None,
         watch: RoleMonitor | None = None,
         traces: TraceTarget | None = None,
@@ -315,7 +315,7 @@ class Roles:
     def not_finite(self) -> list[str]:
         """Names of the tensors of a checkpoint that hold NaN or infinity."""
         groups = (self.workers, *self._further)
-        found = [names for group in groups for names in group.all(TrainWorker.not_finite)]
+        found = [names for group in groups for names in group.all(ModelWorker.not_finite)]
         return sorted({name for names in found for name in names})
 
     def save(
@@ -327,12 +327,13 @@ class Roles:
         facts: Mapping[str, Any],
     ) -> None:
         """Write a checkpoint of weights, optimizer state and the loop's state."""
-        self.workers.save(writer, step, loop=loop, facts=facts, further=self._further)
+        parts = {"loop": loop}
+        self.workers.save(writer, step, parts=parts, facts=facts, further=self._further)
 
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer state, whatever number of ranks saved them."""
         for group in (self.workers, *self._further):
-            group.all(TrainWorker.load, folder.absolute())
+            group.all(ModelWorker.load, folder.absolute())
         self.forget_weights()
 
     def forget_weights(self) -> None:
@@ -350,7 +351,7 @@ class Roles:
                 stack.callback(end)
 
     def _score_shards(
-        self, batch: PackedBatch, passes: MicroBatching, workers: WorkerGroup
+        self, batch: PackedBatch, passes: MicroBatching, workers: WorkerGroup[TrainWorker]
     ) -> list[BatchShard]:
         """Shards of the tokens alone: a pass without a loss reads no stream."""
         return split_batch(replace(batch, streams={}), passes, ranks=workers.shards)

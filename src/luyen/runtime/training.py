@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from luyen.algorithms.objective import Objective
 from luyen.base.registry import Registry
@@ -19,11 +19,18 @@ from luyen.config.schema.actor_rollout_ref import FsdpConfig, OptimConfig
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import BatchShard, MicroBatching
 from luyen.engine.critic import CriticEngine
-from luyen.engine.fsdp import join_ranks, shard_as
+from luyen.engine.fsdp import Shardable, join_ranks, shard_as
 from luyen.engine.logprobs import FrozenPolicy
-from luyen.engine.optim import build_optimizer
+from luyen.engine.optim import MasterOptimizer, build_optimizer
 from luyen.engine.sequence_parallel import divide_sequences
-from luyen.engine.sharded_state import ShardSums
+from luyen.engine.sharded_state import (
+    ShardSums,
+    load_role,
+    restore_role,
+    role_state,
+    role_weights,
+    shard_sums,
+)
 from luyen.engine.step import ShardUpdateResult
 from luyen.models.policy import Policy, ValueModel
 
@@ -51,6 +58,41 @@ class Learner(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a copy of `state` in place, where no tensor is sharded."""
         ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleLearner:
+    """State and digests of a model of ours and its optimizer, as those of a role.
+
+    Example:
+        >>> sorted(RoleLearner.__slots__)
+        ['model', 'name', 'optimizer']
+    """
+
+    name: str
+    """The role: its part of a checkpoint."""
+    model: nn.Module
+    """What learns."""
+    optimizer: MasterOptimizer
+    """Its optimizer."""
+
+    def weight_sums(self, *, is_first: bool) -> ShardSums:
+        """This rank's parts of the digests of trained weights and masters."""
+        weights = role_weights(self.name, self.model, self.optimizer)
+        return shard_sums(weights, is_first=is_first)
+
+    def state(self) -> dict[str, Any]:
+        """Parts of a checkpoint by name."""
+        return role_state(self.name, self.model, self.optimizer)
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint of any number of ranks."""
+        load_role(folder, self.name, self.model, self.optimizer)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a copy of `state` in place, where the model is not sharded."""
+        restore_role(state, self.name, self.model, self.optimizer)
 
 
 class PolicyLearner(Learner, Protocol):
@@ -184,7 +226,7 @@ class ModelsOnRanks:
         True
     """
 
-    lay_out: Callable[[Policy | ValueModel], None]
+    lay_out: Callable[[Shardable], None]
     """Gives a rank its part of a model, in place."""
     device: torch.device | None = None
     """Where passes run; None: where the weights are."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol, final
 
 from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.weights import GatheredWeights, Gathering
-from luyen.runtime.worker import WorkerGroup
+from luyen.runtime.worker import TrainWorker, WorkerGroup
 
 _WAIT_S = 0.05
 """Seconds to wait for a confirmation at a time."""
@@ -83,7 +83,10 @@ class WeightSync:
     """Publishes the workers' weights to the engines, and knows which version those have."""
 
     def __init__(
-        self, workers: WorkerGroup, receiver: WeightReceiver, watch: RoleMonitor | None = None
+        self,
+        workers: WorkerGroup[TrainWorker],
+        receiver: WeightReceiver,
+        watch: RoleMonitor | None = None,
     ) -> None:
         """`watch` records every complete publication."""
         self._workers = workers

@@ -1,4 +1,4 @@
-"""The worker: the models that learn and score, whole in one process, or one rank's shards of them.
+"""Workers: the models that learn and score, whole in one process, or one rank's shards of them.
 
 With several ranks every method runs collectives: it must be called on all of them at the same
 time, each with its own shard of the batch. `WorkerGroup` does so.
@@ -7,7 +7,7 @@ time, each with its own shard of the batch. `WorkerGroup` does so.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, final
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -48,43 +48,30 @@ def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], di
     return moments, weights
 
 
-@final
-class TrainWorker:
-    """Actor, reference, critic and teacher of one process, or those of them that are here."""
+class ModelWorker(ABC):
+    """What the processes of every stage do: checkpoints, digests and traces of what learns."""
 
-    def __init__(
-        self,
-        *,
-        actor: PolicyLearner | None,
-        reference: FrozenPolicy | None,
-        critic: ValueLearner | None,
-        teacher: FrozenPolicy | None = None,
-        rank: int = 0,
-    ) -> None:
-        """`reference` None with a LoRA actor means the actor with its adapter off.
+    rank: int
+    """Number of the process among its ranks."""
 
-        `actor` None: this is a process of a pool that another role has for itself.
-        """
+    def __init__(self, *, rank: int = 0) -> None:
         self.rank = rank
-        self._actor = actor
-        self.reference = reference
-        self.critic = critic
-        self.teacher = teacher
         self._writer = RankWriter()
         self._trace = ProcessTrace()
 
     @property
-    def actor(self) -> PolicyLearner:
-        """The policy that learns."""
-        assert self._actor is not None, "the actor is in another pool"
-        return self._actor
-
-    @property
+    @abstractmethod
     def role(self) -> str:
         """The role that this process is named after."""
-        if self._actor is not None:
-            return "actor"
-        return "critic" if self.critic is not None else "reference"
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device that batches must be on, where the caller is in this process."""
+
+    @abstractmethod
+    def _learners(self) -> Iterator[Learner]:
+        """Every role here that learns."""
 
     def start_trace(self, trace: TraceSpec) -> None:
         """Start a trace of this rank."""
@@ -93,42 +80,6 @@ class TrainWorker:
     def stop_trace(self) -> None:
         """End the trace and write its files."""
         self._trace.stop()
-
-    def actor_scores(self, shard: BatchShard, *, sum_pi_squared: bool = False) -> dict[str, Tensor]:
-        """Log-probabilities under the weights that the update starts from."""
-        return self.actor.score_shard(shard, sum_pi_squared=sum_pi_squared)
-
-    def reference_scores(self, shard: BatchShard) -> dict[str, Tensor]:
-        """Log-probabilities under the reference policy."""
-        if self.reference is not None:
-            return self.reference.score_shard(shard)
-        return self.actor.base_scores(shard)
-
-    def teacher_scores(self, shard: BatchShard) -> dict[str, Tensor]:
-        """Log-probabilities under the teacher."""
-        assert self.teacher is not None, "the run has no teacher"
-        return self.teacher.score_shard(shard)
-
-    def critic_scores(self, shard: BatchShard) -> dict[str, Tensor]:
-        """The critic's value before each token."""
-        assert self.critic is not None, "the run has no critic"
-        return self.critic.score_shard(shard)
-
-    def update_actor(
-        self,
-        shard: BatchShard,
-        *,
-        objective: Objective,
-        lr: float,
-        statistics: Mapping[str, Tensor],
-    ) -> ShardUpdateResult:
-        """This rank's part of an optimizer step of the policy."""
-        return self.actor.update_shard(shard, objective, lr=lr, statistics=statistics)
-
-    def update_critic(self, shard: BatchShard, *, lr: float) -> ShardUpdateResult:
-        """This rank's part of an optimizer step of the critic."""
-        assert self.critic is not None, "the run has no critic"
-        return self.critic.update_shard(shard, lr=lr)
 
     @torch.no_grad()
     def weight_sums(self) -> dict[str, tuple[str, int]]:
@@ -183,6 +134,84 @@ class TrainWorker:
         for learner in self._learners():
             learner.load(folder)
 
+
+@final
+class TrainWorker(ModelWorker):
+    """Actor, reference, critic and teacher of one process, or those of them that are here."""
+
+    def __init__(
+        self,
+        *,
+        actor: PolicyLearner | None,
+        reference: FrozenPolicy | None,
+        critic: ValueLearner | None,
+        teacher: FrozenPolicy | None = None,
+        rank: int = 0,
+    ) -> None:
+        """`reference` None with a LoRA actor means the actor with its adapter off.
+
+        `actor` None: this is a process of a pool that another role has for itself.
+        """
+        super().__init__(rank=rank)
+        self._actor = actor
+        self.reference = reference
+        self.critic = critic
+        self.teacher = teacher
+
+    @property
+    def actor(self) -> PolicyLearner:
+        """The policy that learns."""
+        assert self._actor is not None, "the actor is in another pool"
+        return self._actor
+
+    @property
+    def role(self) -> str:
+        """The role that this process is named after."""
+        if self._actor is not None:
+            return "actor"
+        return "critic" if self.critic is not None else "reference"
+
+    @property
+    def device(self) -> torch.device:
+        """That of the policy's weights."""
+        return self.actor.policy.device
+
+    def actor_scores(self, shard: BatchShard, *, sum_pi_squared: bool = False) -> dict[str, Tensor]:
+        """Log-probabilities under the weights that the update starts from."""
+        return self.actor.score_shard(shard, sum_pi_squared=sum_pi_squared)
+
+    def reference_scores(self, shard: BatchShard) -> dict[str, Tensor]:
+        """Log-probabilities under the reference policy."""
+        if self.reference is not None:
+            return self.reference.score_shard(shard)
+        return self.actor.base_scores(shard)
+
+    def teacher_scores(self, shard: BatchShard) -> dict[str, Tensor]:
+        """Log-probabilities under the teacher."""
+        assert self.teacher is not None, "the run has no teacher"
+        return self.teacher.score_shard(shard)
+
+    def critic_scores(self, shard: BatchShard) -> dict[str, Tensor]:
+        """The critic's value before each token."""
+        assert self.critic is not None, "the run has no critic"
+        return self.critic.score_shard(shard)
+
+    def update_actor(
+        self,
+        shard: BatchShard,
+        *,
+        objective: Objective,
+        lr: float,
+        statistics: Mapping[str, Tensor],
+    ) -> ShardUpdateResult:
+        """This rank's part of an optimizer step of the policy."""
+        return self.actor.update_shard(shard, objective, lr=lr, statistics=statistics)
+
+    def update_critic(self, shard: BatchShard, *, lr: float) -> ShardUpdateResult:
+        """This rank's part of an optimizer step of the critic."""
+        assert self.critic is not None, "the run has no critic"
+        return self.critic.update_shard(shard, lr=lr)
+
     def weights(self) -> Iterator[dict[str, Tensor]]:
         """Full parameters of the policy in buckets, on the first rank; other ranks yield nothing.
 
@@ -198,11 +227,12 @@ class TrainWorker:
             yield self.critic
 
 
-# Typed calls to the workers of a run. A call names a method of `TrainWorker` by the function
-# itself, so that its arguments and its result are checked where it is made. How it gets there is
+# Typed calls to the workers of a run. A call names a method of their class by the function itself,
+# so that its arguments and its result are checked where it is made. How it gets there is
 # the transport: a plain call, a call whose messages are pickled (`luyen.runtime.in_process`), or a
 # Ray actor (`luyen.runtime.ray.ranks`).
 
+W = TypeVar("W", bound=ModelWorker)
 P = ParamSpec("P")
 R = TypeVar("R")
 Part = TypeVar("Part")
@@ -210,7 +240,7 @@ Results: TypeAlias = Callable[[], list[R]]
 """Waits for the workers; their results by rank."""
 
 
-class WorkerGroup(ABC):
+class WorkerGroup(ABC, Generic[W]):
     """The workers of a run, called together. A worker runs its calls one after the other."""
 
     count: int
@@ -225,7 +255,7 @@ class WorkerGroup(ABC):
 
     def all(
         self,
-        method: Callable[Concatenate[TrainWorker, P], R],
+        method: Callable[Concatenate[W, P], R],
         *arguments: P.args,
         **named: P.kwargs,
     ) -> list[R]:
@@ -234,7 +264,7 @@ class WorkerGroup(ABC):
 
     def each(
         self,
-        method: Callable[Concatenate[TrainWorker, Part, P], R],
+        method: Callable[Concatenate[W, Part, P], R],
         parts: Sequence[Part],
         *arguments: P.args,
         **named: P.kwargs,
@@ -244,7 +274,7 @@ class WorkerGroup(ABC):
 
     def begin_all(
         self,
-        method: Callable[Concatenate[TrainWorker, P], R],
+        method: Callable[Concatenate[W, P], R],
         *arguments: P.args,
         **named: P.kwargs,
     ) -> Results[R]:
@@ -253,7 +283,7 @@ class WorkerGroup(ABC):
 
     def begin_each(
         self,
-        method: Callable[Concatenate[TrainWorker, Part, P], R],
+        method: Callable[Concatenate[W, Part, P], R],
         parts: Sequence[Part],
         *arguments: P.args,
         **named: P.kwargs,
@@ -264,7 +294,7 @@ class WorkerGroup(ABC):
 
     def begin_each_and_gather(
         self,
-        method: Callable[Concatenate[TrainWorker, Part, P], R],
+        method: Callable[Concatenate[W, Part, P], R],
         parts: Sequence[Part],
         *arguments: P.args,
         **named: P.kwargs,
@@ -301,11 +331,11 @@ class WorkerGroup(ABC):
         writer: CheckpointWriter,
         step: int,
         *,
-        loop: Mapping[str, Any],
+        parts: Mapping[str, Mapping[str, Any]],
         facts: Mapping[str, Any],
-        further: "Sequence[WorkerGroup]" = (),
+        further: "Sequence[WorkerGroup[Any]]" = (),
     ) -> None:
-        """Write a checkpoint of the workers' state and the loop's, where the state is.
+        """Write a checkpoint of the workers' state, where it is, and of further `parts` by name.
 
         `further` are groups of other roles that learn; their state is part of the checkpoint.
         """

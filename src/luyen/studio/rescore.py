@@ -136,7 +136,7 @@ def grouped(
     return found
 
 
-def _rows(data: TrainData, *, is_validation: bool) -> tuple[Prompt, ...]:
+def _rows(data: TrainData, *, is_validation: bool) -> Sequence[Prompt]:
     if not is_validation:
         return data.train.prompts
     return data.validation.prompts if data.validation is not None else ()

@@ -9,14 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import final
+from typing import cast, final
 
 from luyen.base.boundary import boundary, last_line
-from luyen.base.errors import UserError
+from luyen.base.errors import UserError, did_you_mean
+from luyen.base.secrets import masked
 from luyen.telemetry.early_stopping import EarlyStopping, Stagnation
 from luyen.telemetry.metrics import StepMetrics
 from luyen.telemetry.output import say
 from luyen.telemetry.summary import note
+
+_LONGEST_REASON = 500
+"""Characters of a reason that are kept: it is one line of a summary."""
 
 
 @final
@@ -49,6 +53,11 @@ class Stop:
 
     reason: str
     """Why; the summary and `luyen runs` say it."""
+
+    def __post_init__(self) -> None:
+        reason = cast(object, self.reason)
+        if not isinstance(reason, str) or not reason.strip():
+            raise UserError("Stop.reason", repr(reason)[:80], "it is no text", "say why")
 
 
 class Callback:
@@ -92,7 +101,7 @@ class RunCallbacks:
         self._rule = early_stopping
         self._seen = Stagnation()
         self._callbacks: tuple[Callback, ...] = ()
-        self._faulty: set[str] = set()
+        self._noted: set[str] = set()
         self.reason: str | None = None
         """Why the run ends before its last step; None: nothing asked for that."""
 
@@ -118,6 +127,8 @@ class RunCallbacks:
         if self._rule is not None:
             self._seen = self._seen.after(self._rule, step, metrics)
             self.reason = self.reason or self._seen.reason(self._rule)
+            if self._rule.is_due(step, has_validation=bool(validation)):
+                self._note_unmeasured(self._rule.metric, metrics)
         progress = self._progress(step, total_steps)
         if step > 0:
             self._tell("on_step", progress, MappingProxyType(dict(metrics)))
@@ -130,7 +141,8 @@ class RunCallbacks:
 
     def end(self, step: int, total_steps: int) -> None:
         """The session ended."""
-        self._tell("on_end", self._progress(step, total_steps), self.reason)
+        reason = self.reason if step < total_steps else None
+        self._tell("on_end", self._progress(step, total_steps), reason)
 
     def _progress(self, step: int, total_steps: int) -> TrainingProgress:
         return TrainingProgress(run=self._run, step=step, total_steps=total_steps)
@@ -142,15 +154,27 @@ class RunCallbacks:
                 method = getattr(callback, event)
                 answer = method(*given)
                 if isinstance(answer, Stop):
-                    self.reason = self.reason or answer.reason
+                    self.reason = self.reason or masked(answer.reason)[:_LONGEST_REASON]
+                elif answer is not None:
+                    raise TypeError(
+                        f"it returned a {type(answer).__name__}, and not None or a luyen.Stop"
+                    )
             if faults:
                 self._note_fault(f"{type(callback).__name__}.{event}", faults[0])
 
     def _note_fault(self, name: str, fault: BaseException) -> None:
-        """Say and note the first fault of each method; a callback that fails is still called."""
-        if name not in self._faulty:
-            self._faulty.add(name)
-            words = f"the callback {name} failed: {last_line(fault)}; training goes on"
+        """The first fault of each method; a callback that fails is still called."""
+        self._note_once(name, f"the callback {name} failed: {last_line(fault)}; training goes on")
+
+    def _note_unmeasured(self, metric: str, metrics: Mapping[str, float]) -> None:
+        """A metric that the run does not measure would never stop it."""
+        if metric not in metrics and self._seen == Stagnation():
+            why = f"nothing measured {metric}, which trainer.early_stopping.metric names"
+            self._note_once("early stopping", f"{why}: {did_you_mean(metric, metrics)}")
+
+    def _note_once(self, subject: str, words: str) -> None:
+        if subject not in self._noted:
+            self._noted.add(subject)
             say(words)
             note(self._run, words)
 

@@ -33,6 +33,17 @@ class EarlyStopping:
     mode: Literal["max", "min"] = "max"
     """Which values are better."""
 
+    def is_due(self, step: int, *, has_validation: bool) -> bool:
+        """Whether a line, with or without a validation, is one that holds the metric.
+
+        Example:
+            >>> rule = EarlyStopping(metric="sft/val_nll", mode="min")
+            >>> rule.is_due(3, has_validation=False), rule.is_due(4, has_validation=True)
+            (False, True)
+        """
+        is_validation = self.metric.startswith("val/") or "/val_" in self.metric
+        return has_validation if is_validation else step > 0
+
     def improves(self, value: float, *, on: float) -> bool:
         """Whether a value is better than the best one before by more than `minimum_change`."""
         gain = value - on if self.mode == "max" else on - value

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 from luyen.base.errors import UserError
 from luyen.base.files import append, open_lines, writing
@@ -34,12 +34,17 @@ class Sink(Protocol):
         """Write the metrics of a step; called once a step, in increasing order."""
         ...
 
-    def rollouts(self, table: RolloutTable) -> None:
-        """Write a table of rollouts, if the sink shows any; before the metrics of its step."""
-        ...
-
     def close(self) -> None:
         """Finish; nothing more will come."""
+        ...
+
+
+@runtime_checkable
+class RolloutSink(Sink, Protocol):
+    """A sink that shows tables of rollouts, too."""
+
+    def rollouts(self, table: RolloutTable) -> None:
+        """Write a table of rollouts, before the metrics of its step."""
         ...
 
 
@@ -56,12 +61,17 @@ class BackgroundSink:
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Sink], *, capacity: int = 1000, timeout_s: float = 30.0
+        self,
+        name: str,
+        make: Callable[[], RolloutSink],
+        *,
+        capacity: int = 1000,
+        timeout_s: float = 30.0,
     ) -> None:
         """At most `capacity` calls are queued; `close` waits at most `timeout_s` for them."""
         self._name = name
         self._timeout_s = timeout_s
-        self._calls: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(capacity)
+        self._calls: queue.Queue[Callable[[RolloutSink], None] | None] = queue.Queue(capacity)
         self._failure: str | None = None
         self._has_warned = False
         self._thread = threading.Thread(
@@ -90,7 +100,7 @@ class BackgroundSink:
             self._failure = self._failure or f"it did not finish within {self._timeout_s:g} s"
         self._warn_of_failure()
 
-    def _enqueue(self, call: Callable[[Sink], None]) -> None:
+    def _enqueue(self, call: Callable[[RolloutSink], None]) -> None:
         try:
             self._calls.put_nowait(call)
         except queue.Full:
@@ -104,8 +114,8 @@ class BackgroundSink:
             message = f"sink {self._name}: {self._failure}; training goes on without it"
             warnings.warn(message, SinkFailure, stacklevel=4)
 
-    def _work(self, make: Callable[[], Sink]) -> None:
-        sink: Sink | None = None
+    def _work(self, make: Callable[[], RolloutSink]) -> None:
+        sink: RolloutSink | None = None
         try:
             sink = make()
         except Exception as error:  # noqa: BLE001 - whatever a remote service raises
@@ -114,7 +124,7 @@ class BackgroundSink:
             self._carry_out(call, sink)
         self._carry_out(lambda made: made.close(), sink)
 
-    def _carry_out(self, call: Callable[[Sink], None], sink: Sink | None) -> None:
+    def _carry_out(self, call: Callable[[RolloutSink], None], sink: RolloutSink | None) -> None:
         try:
             if sink is not None:
                 call(sink)
@@ -258,9 +268,6 @@ class ConsoleSink:
         """Show the step."""
         self._display.step(step, metrics)
 
-    def rollouts(self, table: RolloutTable) -> None:
-        """A display shows none."""
-
     def close(self) -> None:
         """A no-op: the caller that opened the display closes it."""
 
@@ -283,9 +290,6 @@ class JsonlSink:
         assert not own, f"{own} are entries of the line, not of a metric"
         self._last = step
         append(self._file, metrics_line(step, metrics).encode())
-
-    def rollouts(self, table: RolloutTable) -> None:
-        """The run directory holds the rollouts themselves."""
 
     def close(self) -> None:
         """Close the file."""
@@ -318,6 +322,12 @@ class MetricLog:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
+        self._rollout_sinks = [sink for sink in sinks if isinstance(sink, RolloutSink)]
+
+    @property
+    def shows_rollouts(self) -> bool:
+        """Whether some sink shows tables of rollouts."""
+        return bool(self._rollout_sinks)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step to every sink."""
@@ -327,10 +337,10 @@ class MetricLog:
             sink.write(step, whole)
 
     def rollouts(self, table: RolloutTable | None) -> None:
-        """Send a table of rollouts to every sink, before the metrics of its step."""
+        """Send a table of rollouts to the sinks that show it, before the metrics of its step."""
         if table is None:
             return
-        for sink in self._sinks:
+        for sink in self._rollout_sinks:
             sink.rollouts(table)
 
     def close(self) -> None:

@@ -2,17 +2,15 @@
 
 import math
 import os
-import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, final
 
-from luyen.base import system
+from luyen.base.system import peak_bytes
 from luyen.telemetry.spans import SCHEMA
 
 
@@ -68,24 +66,6 @@ class ProcessReport:
 
 
 # Peak memory of this process.
-
-_STATUS = Path("/proc/self/status")
-_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
-
-
-def peak_bytes() -> int:
-    """Peak bytes of main memory so far, shared pages included.
-
-    Example:
-        >>> peak_bytes() > 1_000_000
-        True
-    """
-    # ru_maxrss is inherited from the parent; VmHWM is of this process only.
-    found = _PEAK.search(_STATUS.read_text()) if _STATUS.is_file() else None
-    if found is not None:
-        return int(found[1]) * 1024
-    return system.peak_bytes()
-
 
 # Worker side: spans buffered for the controller, and busy time.
 #

@@ -429,6 +429,8 @@ def _record_rollouts(
     measured = dict if logp is None else partial(stream_by_rollout, rollouts, batch, logp)
     baselines = report.step_rollouts.baselines
     run.recorder.rollouts(step, report.all_rollouts, used, baselines, measured)
+    if not run.recorder.log.shows_rollouts:
+        return
     most = run.config.trainer.log_train_generations
     decode = partial(run.data.renderer.tokenizer.decode, skip_special=False)
     table = rollout_table(TRAIN_TABLE, step, report.all_rollouts, most=most, decode=decode)

@@ -20,6 +20,7 @@ from torch import profiler
 from luyen.base.heartbeat import BETWEEN, DRAWING, HEART
 from luyen.base.input_files import expanded
 from luyen.base.rundir import RunDirectory, step_name
+from luyen.base.system import peak_bytes
 from luyen.config.schema.trainer import ProfileConfig
 from luyen.config.schema.trainer import WatchdogConfig as Settings
 from luyen.runtime.monitoring import (
@@ -32,7 +33,6 @@ from luyen.runtime.monitoring import (
 )
 from luyen.telemetry.output import flushed, say
 from luyen.telemetry.stacks import describe_process
-from luyen.telemetry.worker_spans import peak_bytes
 
 EXIT_CODE = 75
 """Exit code of a run that was ended because it hung: try again later."""

@@ -16,12 +16,13 @@ from luyen.base.records import Rollout, Score, ToolCall
 from luyen.base.run_lock import demand_claim, release
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.store import METRICS, BestMetric, Checkpoint, CheckpointStore
-from luyen.checkpoint.tensors import load_state, not_finite
+from luyen.checkpoint.tensors import load_state
 from luyen.checkpoint.writer import BackgroundTask, CheckpointWriter
 from luyen.config.plan import Placement
 from luyen.config.schema.trainer import TrainerConfig
 from luyen.engine.batch import PackedBatch
 from luyen.models.weight_digests import tensor_digests
+from luyen.runtime.offline import OfflineRoles
 from luyen.runtime.roles import Roles, WeightDigests
 from luyen.telemetry.callbacks import RunCallbacks
 from luyen.telemetry.early_stopping import EarlyStopping
@@ -295,13 +296,16 @@ class Recorder:
         self.poll()
         self.history = replace(self.history, saved=state.step)
 
-    def save_stage(self, parts: Mapping[str, Any], loop: Mapping[str, Any]) -> None:
-        """Save a checkpoint of an offline stage and its loop."""
+    def save_stage(self, roles: OfflineRoles, parts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Save a checkpoint of an offline stage; `parts` are its plain state and `loop`."""
+        loop = parts["loop"]
         step = int(loop["step"])
-        require_finite(not_finite(dict(parts)), step=step, newest=self.store.latest())
+        self.poll()
+        require_finite(roles.not_finite(), step=step, newest=self.store.latest())
         self.digests.sync()
         facts = checkpoint_facts(self.directory, self.last_metrics, chain=loop["chain"])
-        self._writer.save(step, {**parts, "loop": dict(loop)}, facts=facts)
+        roles.save(self._writer, step, parts=parts, facts=facts)
+        self.poll()
         self.history = replace(self.history, saved=step)
 
     def poll(self) -> None:

@@ -297,6 +297,10 @@ class StageRun(Protocol):
         """The last step of this session."""
         ...
 
+    def limit(self, trial_steps: int | None) -> None:
+        """Make it a trial run, which ends after this step without a checkpoint; None: it is not."""
+        ...
+
     def save_progress(self) -> None:
         """Save the last finished step after an interruption, unless it has a checkpoint."""
         ...

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 from luyen.base.errors import UserError
 from luyen.base.process_setup import frozen_gc
@@ -31,15 +31,18 @@ from luyen.train.builders.setup import (
     refuse_running,
 )
 from luyen.train.loop import train_online
-from luyen.train.offline.start import run_offline
+from luyen.train.offline.loop import OfflineRun
+from luyen.train.offline.start import prepare_offline, train_and_summarise
 from luyen.train.record import load_checkpoint
 from luyen.train.run import OnlineRun
-from luyen.train.session import open_run, train_to_end
+from luyen.train.session import StageRun, open_run, train_to_end
 from luyen.train.state import first_logged_step
 
 # Lost ranks do not end a run: everything is closed and rebuilt, and the run resumes from its newest
-# checkpoint and the journal, exactly as the same command in a new process would.
+# checkpoint and the journal, exactly as the same command in a new process would. An offline run has
+# no journal: it repeats the steps since its newest checkpoint.
 
+AnyRun = TypeVar("AnyRun", bound=StageRun)
 _MAX_FAILURES = 3
 _RETRY_DELAYS_S = (1.0, 30.0)
 """Delay before each restart: a cluster may take a while to notice lost processes."""
@@ -99,12 +102,12 @@ def resume_report(report: Report) -> Report:
 
 def run_with_recovery(
     report: Report,
-    prepare: Callable[[Report], OnlineRun],
-    train: Callable[[OnlineRun], RunSummary],
+    prepare: Callable[[Report], AnyRun],
+    train: Callable[[AnyRun], RunSummary],
 ) -> RunSummary:
     """Prepare and run; rebuild and resume after lost ranks."""
     failures = RankFailures()
-    run: OnlineRun | None = None
+    run: AnyRun | None = None
     while True:
         try:
             run = _prepare(report, prepare, before=run)
@@ -119,8 +122,8 @@ def run_with_recovery(
 
 
 def _prepare(
-    report: Report, prepare: Callable[[Report], OnlineRun], *, before: OnlineRun | None
-) -> OnlineRun:
+    report: Report, prepare: Callable[[Report], AnyRun], *, before: AnyRun | None
+) -> AnyRun:
     """Prepare the run; a restart is recorded as a `recover` span in the run's events."""
     if before is None:
         return prepare(report)
@@ -134,14 +137,21 @@ def run_training(
 ) -> RunSummary:
     """Train a checked configuration; `trial_steps` ends the run early, without a checkpoint."""
     report.require_sound()
-    if report.config.trainer.stage != "rl":
-        return run_offline(report, trial_steps=trial_steps, callbacks=callbacks)
 
-    def train(run: OnlineRun) -> RunSummary:
+    def begin(run: StageRun) -> None:
         run.limit(trial_steps)
         run.callbacks.use(callbacks)
+
+    def train(run: OnlineRun) -> RunSummary:
+        begin(run)
         return _train_and_summarise(run)
 
+    def train_rows(run: OfflineRun) -> RunSummary:
+        begin(run)
+        return train_and_summarise(run)
+
+    if report.config.trainer.stage != "rl":
+        return run_with_recovery(report, prepare_offline, train_rows)
     return run_with_recovery(report, prepare_online, train)
 
 

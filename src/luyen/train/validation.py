@@ -88,7 +88,7 @@ def validate(run: OnlineRun) -> dict[str, float]:
     """Generate and score the validation prompts; metrics of the finished step, if there are any."""
     if run.data.validation is None:
         return {}
-    prompts: tuple[Prompt, ...] = run.data.validation.prompts
+    prompts: Sequence[Prompt] = run.data.validation.prompts
     val_kwargs = run.config.actor_rollout_ref.rollout.val_kwargs
     run.open_validation_journal()
     with run.phase("validate"):
@@ -108,8 +108,9 @@ def validate(run: OnlineRun) -> dict[str, float]:
         metrics["val/faults"] = float(len(broken))
     rollouts = [rollout for group in scored for rollout in group.rollouts]
     run.recorder.validation(run.step, [*rollouts, *broken], metrics)
-    most = run.config.trainer.log_val_generations
-    decode = partial(run.data.renderer.tokenizer.decode, skip_special=False)
-    table = rollout_table(VAL_TABLE, run.step, [*rollouts, *broken], most=most, decode=decode)
-    run.recorder.log.rollouts(table)
+    if run.recorder.log.shows_rollouts:
+        most = run.config.trainer.log_val_generations
+        decode = partial(run.data.renderer.tokenizer.decode, skip_special=False)
+        table = rollout_table(VAL_TABLE, run.step, [*rollouts, *broken], most=most, decode=decode)
+        run.recorder.log.rollouts(table)
     return metrics

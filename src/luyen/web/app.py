@@ -4,6 +4,7 @@ The routes that read are `luyen.web.reading_routes`, those that act `luyen.studi
 """
 
 import asyncio
+import hashlib
 import html
 import mimetypes
 import threading
@@ -219,8 +220,11 @@ def page_folder() -> Path:
     return Path(str(resources.files("luyen") / "web" / "page"))
 
 
-async def _page_file(path: str) -> Response:
-    """A file of the page; the page itself for the addresses of its screens."""
+async def _page_file(path: str, request: Request) -> Response:
+    """A file of the page; the page itself for the addresses of its screens.
+
+    A browser that has the same bytes gets none again.
+    """
     if path.startswith("api/") or not path.isprintable() or len(path.encode()) > 240:
         raise HTTPException(404)
     home = page_folder()
@@ -233,10 +237,12 @@ async def _page_file(path: str) -> Response:
     if not file.is_file():
         return HTMLResponse(no_build_page(BASE), status_code=503)
     kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    is_hashed = "assets" in file.parts
-    keep = "private, max-age=31536000, immutable" if is_hashed else "no-cache"
     data = await asyncio.to_thread(file.read_bytes)
-    return Response(data, media_type=kind, headers={"Cache-Control": keep})
+    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    headers = {"Cache-Control": "no-cache", "ETag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type=kind, headers=headers)
 
 
 def _docs_page(app: FastAPI) -> str:
@@ -267,6 +273,11 @@ def _answer_errors(app: FastAPI) -> None:
         what = f"{request.method} {request.scope['path'][:200]}: {error.detail}"
         return refused(Refusal(error.status_code, what, field="url"))
 
+    async def by_letters(_: Request, error: Exception) -> Response:
+        assert isinstance(error, UnicodeEncodeError)
+        why = "a text of the request holds half of a character (a lone surrogate)"
+        return refused(Refusal(422, why, field="body", fix="send whole characters"))
+
     async def by_form(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
@@ -283,5 +294,6 @@ def _answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(UserError, by_user)
     app.add_exception_handler(HTTPException, by_framework)
     app.add_exception_handler(RequestValidationError, by_form)
+    app.add_exception_handler(UnicodeEncodeError, by_letters)
     app.add_exception_handler(FileNotFoundError, unexpected)
     app.add_exception_handler(Exception, unexpected)

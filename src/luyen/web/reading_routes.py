@@ -147,7 +147,8 @@ class ReadingRoutes:
         known = self._studio.run(run_id)
         found, text = self._studio.rollouts(known, split), self._studio.text(known)
         place = {"split": split, "step": step, "row": index}
-        return rollout_view.rollout_page(known, found, **place, text=text)
+        folder = self._studio.folder.root
+        return rollout_view.rollout_page(known, found, **place, text=text, folder=folder)
 
     def group(self, run_id: str, split: Split, step: int, group: str) -> Any:
         """The rollouts of a group, and why it teaches nothing where it does not."""

@@ -25,8 +25,8 @@ FIT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "N01": (
-        ("trainer.stage=sft", "trainer.n_gpus_per_node=2"),
-        ("trainer.n_gpus_per_node=2",),
+        ("trainer.max_staleness=1", "trainer.device=cuda"),
+        ("trainer.max_staleness=1", "trainer.device=cpu"),
     ),
     "F04": (
         (f"{A}.strategy=fsdp2",),

@@ -25,6 +25,11 @@ INPUT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("data.truncation=left",),
         ("data.truncation=left", "data.filter_overlong_prompts=false"),
     ),
+    "D18": (("data.train_weights=[1, 3]",), ("data.train_weights=[3]",)),
+    "D19": (
+        ("data.train_weights=[3]", "data.sampler.name=sequential"),
+        ("data.train_weights=[3]",),
+    ),
     "D10": (
         ("data.sampler.name=mixed",),
         ("data.sampler={name: mixed, kwargs: {weights: {arithmetic/sum: 1}}}",),

@@ -4,6 +4,7 @@ RM = "reward.reward_model"
 ON = (f"{RM}.enable=true", f"{RM}.model_path=org/rm")
 POOL = (*ON, f"{RM}.enable_resource_pool=true", f"{RM}.nnodes=1", f"{RM}.n_gpus_per_node=2")
 STAGE = "trainer.stage=reward_model"
+LORA = ("actor_rollout_ref.model.lora_rank=4",)
 
 REWARD_MODEL_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "D07": ((f"{RM}.enable=true",), ON),
@@ -19,8 +20,8 @@ REWARD_MODEL_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "E04": ((*ON, f"{RM}.nnodes=1"), POOL),
     "Y08": (
-        (STAGE, "actor_rollout_ref.model.lora_rank=4"),
-        (STAGE, "actor_rollout_ref.model.lora_rank=0"),
+        (STAGE, *LORA, "actor_rollout_ref.model.target_modules=[q_proj,score]"),
+        (STAGE, *LORA),
     ),
     "Y09": (
         (STAGE, "reward_training.target_key=rating"),

@@ -46,6 +46,18 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=3"),
         (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=4"),
     ),
+    "F12": (
+        (
+            "trainer.stage=distill",
+            f"{A}.fsdp_config.ulysses_sequence_parallel_size=2",
+            "trainer.n_gpus_per_node=2",
+        ),
+        (
+            "trainer.stage=sft",
+            f"{A}.fsdp_config.ulysses_sequence_parallel_size=2",
+            "trainer.n_gpus_per_node=2",
+        ),
+    ),
     "F08": ((f"{A}.strategy=megatron",), (f"{A}.strategy=fsdp2",)),
     "F09": (
         (f"{A}.strategy=deepspeed", "trainer.n_gpus_per_node=2"),

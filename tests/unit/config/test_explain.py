@@ -43,3 +43,10 @@ def test_words_that_lead_nowhere_are_an_error():
 
 def test_every_page_is_there():
     assert [page for page in PAGES if not (ROOT / page).exists()] == []
+
+
+def test_words_that_no_key_has_together_find_the_keys_with_most_of_them():
+    """`strings` stands nowhere about stopping, and `stop` does."""
+    assert "actor_rollout_ref.rollout.stop " in explain("stop strings")
+    with pytest.raises(UserError, match="no key, block or rule"):
+        explain("xyzzy plugh")

@@ -105,3 +105,31 @@ def test_scripts_that_grow_without_bound_are_refused():
         words("A=xxxxxxxxxx\n" + "A=$A$A\n" * 40 + f"{HEAD} a=$A")
     with pytest.raises(UserError, match="more than 200,000 characters"):
         words(f"{HEAD} a=" + "x" * 300_000)
+
+
+def test_a_variable_outside_of_quotes_gives_as_many_words_as_it_has():
+    blocks = "n=4\nMODEL=\"\n    a.b=$n \\\n    c.d=[x] \\\n    e.f='{g: 1}'\""
+    blocks += '\nBOTH="$MODEL h.i=2"\nNONE=""'
+    assert words(f"{blocks}\n{HEAD} j.k=1 $BOTH $NONE l.m=2") == [
+        *("j.k=1", "a.b=4", "c.d=[x]", "e.f='{g:", "1}'", "h.i=2", "l.m=2")
+    ]
+    assert words(f'x="a b"\ny=$x\n{HEAD} c="$y" d=$y') == ["c=a b", "d=a", "b"]
+
+
+def test_text_in_quotes_may_have_several_lines_and_documents_are_no_code():
+    text = f"""cat <<EOF
+don't read "this
+EOF
+echo "it isn't" # nor it's end
+A="
+    a.b=1
+    # a.b=2
+    c.d=2
+"
+{HEAD} $A
+"""
+    assert words(text) == ["a.b=1", "c.d=2"]
+
+
+def test_a_quote_that_never_ends_hides_no_command():
+    assert words(f"echo it's\n{HEAD} a=1") == ["a=1"]

@@ -76,3 +76,18 @@ def test_kinds_of_adapters_are_carried_over():
     named = {"peft_use_rslora": True, "peft_use_dora": True, "lora_dropout": 0.1}
     found = from_yaml({**axolotl, **named}, name="axolotl.yaml")
     assert {name: found.keys[f"{model}.{name}"] for name in kinds} == kinds
+
+
+def test_scales_of_4_bit_weights_are_those_of_trl():
+    given = {"model_name_or_path": "org/m", "dataset_name": "o/d", "use_peft": True}
+    given |= {"load_in_4bit": True}
+    name = "actor_rollout_ref.model.double_quantization"
+    for written, double in (({}, False), ({"use_bnb_nested_quant": True}, True)):
+        found = from_yaml({**given, **written}, name="sft.yaml", installed=lambda _: True)
+        assert found.keys["actor_rollout_ref.model.quantization"] == "nf4"
+        assert found.keys[name] is double
+    fp4 = {**given, "bnb_4bit_quant_type": "fp4"}
+    found = from_yaml(fp4, name="sft.yaml", installed=lambda _: True)
+    assert entry(found, "bnb_4bit_quant_type").outcome.note == "only nf4 is here"
+    given.pop("load_in_4bit")
+    assert name not in from_yaml(given, name="sft.yaml").keys

@@ -129,3 +129,40 @@ def test_a_pass_holds_a_whole_conversation(places: dict[str, str]) -> None:
     [found] = [p for p in problems((f"{wide}1000", talks), places) if p.id == "R10"]
     assert "all that was said" in found.why
     assert not [p for p in problems((f"{wide}1023", talks), places) if p.id == "R10"]
+
+
+def test_a_limit_of_all_rows_beside_weights_of_files_is_refused(places: dict[str, str]) -> None:
+    """It keeps the first rows of all files together, so that the second file could have none."""
+    sums, products = "arithmetic://sum?size=12", "arithmetic://product?digits=1&size=9"
+    mixture = (f"data.train_files=['{sums}', '{products}']", "data.train_weights=[3, 1]")
+    found = {p.id: p.field for p in problems((*mixture, "data.train_max_samples=2"), places)}
+    assert found["D18"] == "data.train_max_samples"
+    for words in (mixture, (*mixture, "data.train_file_samples=[2, 2]")):
+        assert "D18" not in {p.id for p in problems(words, places)}
+
+
+NF4 = ("actor_rollout_ref.model.quantization=nf4", "actor_rollout_ref.model.lora_rank=4")
+SENT = ("actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.server.transport=folder")
+
+
+@pytest.mark.parametrize(
+    ("form", "urls", "is_refused"),
+    [
+        ("adapter", "[http://a:1]", True),
+        ("merged", "[http://a:1]", False),
+        ("adapter", "[]", False),
+    ],
+)
+def test_an_adapter_of_4_bit_weights_goes_to_servers_of_the_run_alone(
+    places: dict[str, str], form: str, urls: str, is_refused: bool
+) -> None:
+    server = (f"actor_rollout_ref.rollout.server.lora_format={form}",)
+    words = (*NF4, *SENT, *server, f"actor_rollout_ref.rollout.server_urls={urls}")
+    assert any(p.id == "M19" for p in problems(words, places)) is is_refused
+
+
+def test_an_adapter_that_is_loaded_has_no_beginning_of_its_own(places: dict[str, str]) -> None:
+    words = (NF4[1], "actor_rollout_ref.model.lora_init=gaussian")
+    loaded = "actor_rollout_ref.model.lora_adapter_path=some/folder"
+    assert not any(p.id == "M03" for p in problems(words, places))
+    assert any(p.id == "M03" for p in problems((*words, loaded), places))

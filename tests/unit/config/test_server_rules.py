@@ -1,5 +1,6 @@
 """What `check` says of rollout engines that generate in a server."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -137,3 +138,37 @@ def test_transports_of_gpus_are_refused_elsewhere(tmp_path: Path, transport: str
 )
 def test_a_key_that_is_not_read_is_named(tmp_path: Path, words: tuple[str, ...]):
     assert "R25" in found(tmp_path, *words)
+
+
+def test_a_folder_with_the_name_of_a_package_is_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What is started is a module of the package; nothing is imported to find it."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise AssertionError('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    vllm = (f"{ROLLOUT}.name=vllm",)
+    assert found(tmp_path, *vllm) == {"R23": f"{ROLLOUT}.name"}
+    module = tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    for folder in (module.parent, module.parent.parent):
+        (folder / "__init__.py").write_text("")
+    importlib.invalidate_caches()
+    assert found(tmp_path, *vllm) == {}
+
+
+def test_the_plan_says_where_a_server_generates(tmp_path: Path):
+    """It is no part of the process that trains."""
+    words = {
+        f"{ROLLOUT}.name=native": "cpu, this process",
+        f"{ROLLOUT}.name=vllm": "cpu, a server that it starts",
+        f"{ROLLOUT}.server_urls=[http://127.0.0.1:1]": "running servers",
+    }
+    places: list[str] = []
+    for word in words:
+        more = VLLM if "name=" not in word else (word,)
+        given = [*BASE, "trainer.device=cpu", *more, word, f"trainer.default_local_dir={tmp_path}"]
+        roles = check([], given).plan.where.roles
+        places += [role.place for role in roles if role.name == "rollout"]
+    assert places == list(words.values())

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from luyen.config.check import Report, check
+from luyen.config.check import Report, batch_lines, check
 from luyen.config.explain import explain
 from luyen.config.machine import Machine
-from luyen.config.plan import batch_lines
 
 NODE = Machine(cpus=96, ram_bytes=1024**4, gpu_bytes=(80 * 1024**3,) * 8)
 GRPO_7B = (

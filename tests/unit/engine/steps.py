@@ -8,7 +8,10 @@ from luyen.engine.batch import PackedBatch, pack
 from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.critic import CriticEngine
 from luyen.engine.optim import MasterOptimizer
+from luyen.engine.step import RowLearner
 from luyen.models.policy import ValueModel
+from luyen.runtime.in_process import LocalWorkers
+from luyen.runtime.offline import OfflineRoles, OfflineWorker
 from tests.tiny_models import tiny_policy
 
 LENGTHS = (9, 4, 20, 33, 7, 12, 40, 5)
@@ -37,6 +40,11 @@ def recorded(*, garbage: float | None = None) -> PackedBatch:
         values=stream(1.0),
         returns=stream(1.0),
     )
+
+
+def whole(learner: RowLearner, passes: MicroBatching) -> OfflineRoles:
+    """A learner of this process for whole batches, in these passes."""
+    return OfflineRoles(LocalWorkers(OfflineWorker(learner=learner)), passes)
 
 
 def actor(passes: MicroBatching, *, temperature: float = 1.0) -> ActorEngine:

@@ -16,14 +16,15 @@ from luyen.algorithms.distillation import (
     row_divergences,
 )
 from luyen.algorithms.layout import Layout
+from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import MicroBatching
-from luyen.engine.distill import DistillEngine, DistillObjective
+from luyen.engine.distill import DIVERGENCE, DistillEngine, DistillObjective
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import UpdateResult
-from luyen.engine.supervised import TOKEN_WEIGHT, SupervisedEngine
+from luyen.engine.supervised import TOKEN_WEIGHT, TokenAggregation
 from luyen.models.policy import Policy
 from tests.tiny_models import VOCABULARY, tiny_policy
-from tests.unit.engine.steps import OPTIM, PASSES, recorded
+from tests.unit.engine.steps import OPTIM, PASSES, recorded, whole
 from tests.unit.engine.test_updates import gradient
 
 OBJECTIVES = {
@@ -38,33 +39,34 @@ def teacher() -> Policy:
     return tiny_policy("qwen2", initializer_range=0.2, seed=9).requires_grad_(False)
 
 
-def engine(passes: MicroBatching, objective: DistillObjective) -> DistillEngine:
+def engine(objective: DistillObjective) -> DistillEngine:
     policy = tiny_policy(initializer_range=0.1)
-    learner = SupervisedEngine(
-        policy, MasterOptimizer(policy.parameters(), OPTIM), passes, aggregation="token-mean"
-    )
-    return DistillEngine(learner, teacher(), objective)
+    return DistillEngine(policy, MasterOptimizer(policy.parameters(), OPTIM), teacher(), objective)
+
+
+def weighed(batch: Any = None) -> PackedBatch:
+    return TokenAggregation().weigh(recorded() if batch is None else batch)
 
 
 def step(
     passes: MicroBatching, objective: DistillObjective, batch: Any = None
 ) -> tuple[Tensor, UpdateResult]:
-    made, held = engine(passes, objective), []
+    made, held = engine(objective), []
 
-    def update(_: SupervisedEngine) -> UpdateResult:
-        held.append(made.update(recorded() if batch is None else batch, lr=0.01))
+    def update(_: DistillEngine) -> UpdateResult:
+        held.append(whole(made, passes).update(weighed(batch), lr=0.01))
         return held[0]
 
-    return gradient(made.learner, update), held[0]
+    return gradient(made, update), held[0]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_micro_batches_do_not_change_the_gradient(name: str):
-    whole, done = step(PASSES["all at once"], OBJECTIVES[name])
-    assert whole.norm() > 1e-3
+    uncut, done = step(PASSES["all at once"], OBJECTIVES[name])
+    assert uncut.norm() > 1e-3
     for passes in list(PASSES.values())[:3]:
         parts, again = step(passes, OBJECTIVES[name])
-        assert (parts - whole).norm() < 1e-6 * whole.norm()
+        assert (parts - uncut).norm() < 1e-6 * uncut.norm()
         assert again.metrics == pytest.approx(dict(done.metrics), rel=1e-5)
 
 
@@ -72,10 +74,10 @@ def test_micro_batches_do_not_change_the_gradient(name: str):
 def test_chunks_over_the_vocabulary_do_not_change_the_gradient(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    whole, _ = step(PASSES["all at once"], OBJECTIVES[name])
+    uncut, _ = step(PASSES["all at once"], OBJECTIVES[name])
     monkeypatch.setattr(module, "_CHUNK_NUMBERS", 7 * VOCABULARY)
     cut, _ = step(PASSES["all at once"], OBJECTIVES[name])
-    assert (cut - whole).norm() < 1e-6 * whole.norm()
+    assert (cut - uncut).norm() < 1e-6 * uncut.norm()
 
 
 def plain_rows(policy: Policy, tokens: Tensor) -> Tensor:
@@ -129,25 +131,27 @@ def test_the_gradient_is_that_of_the_formula_in_plain_transformers(name: str):
 
 
 def test_the_teacher_stays_as_it_is_and_gets_no_gradient():
-    made = engine(PASSES["by tokens"], OBJECTIVES["reverse"])
+    made = engine(OBJECTIVES["reverse"])
     made.teacher.requires_grad_(True)
     before = {name: p.clone() for name, p in made.teacher.named_parameters()}
-    made.update(recorded(), lr=0.1)
+    whole(made, PASSES["by tokens"]).update(weighed(), lr=0.1)
     for name, parameter in made.teacher.named_parameters():
         assert torch.equal(parameter, before[name])
         assert parameter.grad is None
 
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn():
-    made = engine(PASSES["by tokens"], OBJECTIVES["forward"])
-    made.teacher = made.learner.policy
-    assert made.measure(recorded())["distill/divergence"] == pytest.approx(0.0, abs=1e-6)
+    made = engine(OBJECTIVES["forward"])
+    made.teacher = made.student
+    found = whole(made, PASSES["by tokens"]).scores(recorded())[DIVERGENCE]
+    assert float(found.abs().max()) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_measurement_is_what_a_step_reports_of_its_beginning():
-    made = engine(PASSES["three at once"], OBJECTIVES["between"])
-    measured = made.measure(recorded())
-    assert made.update(recorded(), lr=0.01).metrics == pytest.approx(measured, rel=1e-5)
+    roles, batch = whole(engine(OBJECTIVES["between"]), PASSES["three at once"]), weighed()
+    found = roles.scores(batch)
+    means = {f"distill/{n}": float(x[batch.layout.mask].mean()) for n, x in found.items()}
+    assert roles.update(batch, lr=0.01).metrics == pytest.approx(means, rel=1e-5)
 
 
 def test_tokens_that_count_less_pull_less():
@@ -157,7 +161,7 @@ def test_tokens_that_count_less_pull_less():
     one, other = (step(PASSES["by tokens"], OBJECTIVES["reverse"], b)[0] for b in (batch, weighted))
     assert (one - other).norm() > 1e-2 * one.norm()
     weights = aggregation_weights("token-mean", batch.layout)
-    prepared = engine(PASSES["by tokens"], OBJECTIVES["reverse"]).learner.prepare_update(weighted)
+    prepared = TokenAggregation().weigh(weighted)
     assert float(prepared.streams["loss_weight"].sum()) == pytest.approx(float(weights.sum()))
 
 

@@ -1,18 +1,21 @@
 """Preference steps: the gradient is autograd's of the whole step, for any cut into passes."""
 
+from typing import Any, cast
+
 import pytest
 import torch
 
 from luyen.algorithms.preference.inputs import PairInputs, UnpairedInputs
 from luyen.algorithms.preference.step import PreferenceObjective, sequence_sums, step_mean
 from luyen.config.catalog import PREFERENCE_LOSSES
-from luyen.engine.batch import OfflineBatch, pack
+from luyen.engine.batch import OfflineBatch, PackedBatch, pack
 from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.logprobs import score
 from luyen.engine.optim import MasterOptimizer
-from luyen.engine.preference import DESIRABLE, MISMATCHED, PreferenceEngine
+from luyen.engine.preference import DESIRABLE, MISMATCHED, PreferenceTrainer
 from luyen.engine.supervised import SupervisedEngine
 from tests.tiny_models import tiny_policy
-from tests.unit.engine.steps import OPTIM, PASSES
+from tests.unit.engine.steps import OPTIM, PASSES, whole
 from tests.unit.engine.test_updates import gradient
 
 ROWS = ([5, 6, 7, 8], [5, 6, 9], [4, 3, 2, 1, 2], [4, 3, 8, 8, 8, 8], [7, 7, 1], [7, 7, 2, 2])
@@ -34,15 +37,21 @@ def offline_batch(kind: str, *, is_mismatched: bool = False) -> OfflineBatch:
     )
 
 
-def engine_of(passes: MicroBatching, objective: PreferenceObjective) -> PreferenceEngine:
+def engine_of(passes: MicroBatching, objective: PreferenceObjective) -> PreferenceTrainer:
     policy, reference = tiny_policy(initializer_range=0.1), tiny_policy(seed=3)
-    learner = SupervisedEngine(
-        policy, MasterOptimizer(policy.parameters(), OPTIM), passes, aggregation="token-mean"
-    )
-    engine = PreferenceEngine(learner, objective)
+    learner = SupervisedEngine(policy, MasterOptimizer(policy.parameters(), OPTIM))
+    engine = PreferenceTrainer(whole(learner, passes), objective)
+
+    def scores(batch: PackedBatch) -> dict[str, torch.Tensor]:
+        return score(reference, batch, passes, temperature=1.0)
+
     if objective.needs_reference:
-        engine.reference = lambda given: engine.sums(reference, given)
+        engine.reference = lambda given: engine.sums(scores, given)
     return engine
+
+
+def learner_of(engine: PreferenceTrainer) -> Any:
+    return cast(Any, engine.learner).workers.worker.learner
 
 
 def taken(
@@ -56,14 +65,14 @@ def taken(
         held["done"] = engine.update(given, lr=0.01)
         return held["done"]
 
-    return gradient(engine.learner, update), dict(held["done"].metrics)
+    return gradient(learner_of(engine), update), dict(held["done"].metrics)
 
 
 def autograd(objective: PreferenceObjective) -> torch.Tensor:
     """The gradient of the loss, differentiated through one pass over the whole step."""
     engine = engine_of(PASSES["all at once"], objective)
     given = offline_batch(objective.kind, is_mismatched="kto" in objective.losses)
-    policy, batch = engine.learner.policy, given.batch
+    policy, batch = learner_of(engine).policy, given.batch
     known = engine.reference(given) if engine.reference is not None else {}
     scored = policy(batch.tokens, batch.lengths, batch.layout.mask)
     weights = engine._token_weights(given)
@@ -79,7 +88,7 @@ def autograd(objective: PreferenceObjective) -> torch.Tensor:
             ref_rejected=None if ref is None else ref[1::2],
         )
     else:
-        others = engine.sums(policy, given).get(MISMATCHED)
+        others = engine.sums(engine.learner.scores, given).get(MISMATCHED)
         inputs = UnpairedInputs(
             logp=sums,
             ref_logp=ref,
@@ -118,7 +127,7 @@ def test_metrics_are_of_the_whole_step():
 def test_a_policy_that_is_its_reference_is_right_half_of_the_time():
     objective = OBJECTIVES["sigmoid"]
     engine = engine_of(PASSES["all at once"], objective)
-    engine.reference = lambda given: engine.sums(engine.learner.policy, given)
+    engine.reference = lambda given: engine.sums(engine.learner.scores, given)
     found = engine.measure(offline_batch("pair"))
     assert found["preference/accuracy"] == 0.5
     assert found["preference/loss"] == pytest.approx(0.6931472, rel=1e-6)

@@ -1,7 +1,7 @@
 """Steps of a reward model: the gradient is that of the whole step, however it is cut."""
 
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,13 +16,15 @@ from luyen.engine.reward_model import (
     JUDGED,
     LABELS,
     MARGINS,
+    SCORES,
     TARGETS,
     RewardModelEngine,
     RewardObjective,
-    score_sequences,
+    RewardTrainer,
 )
 from luyen.models.reward_model import RewardModel
 from tests.tiny_models import tiny_judge_net
+from tests.unit.engine import steps
 
 PROMPTS = [[3, 4, 5], [6, 7], [8, 9, 10, 11]]
 ANSWERS = [([12, 13], [14]), ([15, 16, 17, 18], [19, 20]), ([21], [22, 23, 24])]
@@ -85,10 +87,14 @@ class Cut:
         return self.parts
 
 
+def trainer_of(model: RewardModel, optimizer: Any, passes: Any, name: str) -> RewardTrainer:
+    return RewardTrainer(steps.whole(RewardModelEngine(model, optimizer), passes), OBJECTIVES[name])
+
+
 def gradient(model: RewardModel, name: str, passes: Any) -> tuple[torch.Tensor, dict[str, float]]:
     catching: Any = Catching(model)
-    engine = RewardModelEngine(model, catching, passes, OBJECTIVES[name])
-    done = engine.update(offline_batch(name), lr=0.1)
+    trainer = trainer_of(model, catching, passes, name)
+    done = trainer.update(offline_batch(name), lr=0.1)
     return catching.gradient, dict(done.metrics)
 
 
@@ -137,9 +143,9 @@ def test_shares_of_ranks_add_up_to_the_gradient_of_the_whole(model, whole, ranks
     """A controller scores, weighs once, and deals out; gradients are summed."""
     given, passes = offline_batch("bradley_terry"), MicroBatching(max_tokens=12)
     catching: Any = Catching(model)
-    engine = RewardModelEngine(model, catching, passes, OBJECTIVES["bradley_terry"])
-    scores = score_sequences(model, given.batch, passes)
-    prepared, _ = engine.prepare_update(given, scores)
+    engine = RewardModelEngine(model, catching)
+    trainer = trainer_of(model, catching, passes, "bradley_terry")
+    prepared, _ = trainer.prepare_update(given, trainer.learner.scores(given.batch)[SCORES])
     total = torch.zeros_like(whole["bradley_terry"][0])
     for share in split_batch(prepared, passes, ranks=ranks):
         engine.update_shard(share, lr=0.1)
@@ -149,10 +155,10 @@ def test_shares_of_ranks_add_up_to_the_gradient_of_the_whole(model, whole, ranks
 
 
 def test_scores_do_not_depend_on_the_passes():
-    model = reward_model(dtype=torch.float32)
+    engine: Any = RewardModelEngine(reward_model(dtype=torch.float32), cast(Any, None))
     batch = offline_batch("process").batch
     found = [
-        score_sequences(model, batch, passes)
+        steps.whole(engine, passes).scores(batch)[SCORES]
         for passes in (
             MicroBatching(sequences=6),
             MicroBatching(sequences=1),
@@ -167,9 +173,7 @@ def test_scores_do_not_depend_on_the_passes():
 def test_steps_make_the_chosen_answer_win():
     model = reward_model(dtype=torch.float32)
     optimizer = MasterOptimizer(model.parameters(), OptimConfig(lr=1e-3))
-    engine = RewardModelEngine(
-        model, optimizer, MicroBatching(sequences=2), OBJECTIVES["bradley_terry"]
-    )
+    engine = trainer_of(model, optimizer, MicroBatching(sequences=2), "bradley_terry")
     given = offline_batch("bradley_terry")
     first = engine.measure(given)["reward_model/loss"]
     for _ in range(8):

@@ -8,9 +8,9 @@ from luyen.engine.actor import gap_metrics, score
 from luyen.engine.batch import pack
 from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.optim import MasterOptimizer
-from luyen.engine.supervised import SupervisedEngine
+from luyen.engine.supervised import SupervisedEngine, TokenAggregation
 from tests.tiny_models import tiny_policy
-from tests.unit.engine.steps import OPTIM, PASSES, actor, critic, recorded
+from tests.unit.engine.steps import OPTIM, PASSES, actor, critic, recorded, whole
 
 OBJECTIVES = {
     "vanilla": Objective(loss="vanilla"),
@@ -122,11 +122,12 @@ def test_supervised_steps_do_not_depend_on_the_passes():
     def step(passes: MicroBatching) -> torch.Tensor:
         policy = tiny_policy(initializer_range=0.1)
         optimizer = MasterOptimizer(policy.parameters(), OPTIM)
-        engine = SupervisedEngine(policy, optimizer, passes, aggregation="token-mean")
-        return gradient(engine, lambda engine: engine.update(recorded(), lr=0.01))
+        batch = TokenAggregation().weigh(recorded())
+        engine = SupervisedEngine(policy, optimizer)
+        return gradient(engine, lambda engine: whole(engine, passes).update(batch, lr=0.01))
 
-    whole = step(PASSES["all at once"])
-    assert (step(PASSES["one by one"]) - whole).norm() < 1e-6 * whole.norm()
+    uncut = step(PASSES["all at once"])
+    assert (step(PASSES["one by one"]) - uncut).norm() < 1e-6 * uncut.norm()
 
 
 def test_the_gap_is_measured_when_the_update_starts_from_the_sampler():

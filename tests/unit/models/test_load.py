@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from luyen.base.errors import UserError
 from luyen.config.schema.model import ModelConfig
 from luyen.models.load import dtype_of, load_policy
 from luyen.models.policy import Policy
+from luyen.models.random_policy import random_policy
+from luyen.train.builders.python_inputs import PythonObjects
+from tests.e2e.tiny import luyen
 from tests.tiny_models import tiny_net
 
 
@@ -141,3 +145,26 @@ def test_gradient_checkpointing_changes_no_gradient(directory: Path):
         ).logp.sum().backward()
         grads.append([p.grad for p in policy.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def refuses(*_: object, **__: object) -> None:
+    raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+
+def test_a_disk_that_is_full_is_the_reason_of_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", refuses)
+    done = luyen("export", "builtin://arithmetic", tmp_path / "out")
+    assert isinstance(done.exception, UserError)
+    assert "No space left on device" in done.exception.why
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_is_full_is_the_reason_of_a_model_that_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    net = random_policy().model
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", refuses)
+    with pytest.raises(UserError, match="No space left on device"):
+        PythonObjects(model=net, tokenizer="builtin://arithmetic").write(tmp_path / "inputs")

@@ -26,14 +26,16 @@ from luyen.config.schema.model import ModelConfig
 from luyen.engine.batch import pack
 from luyen.engine.batch_shards import MicroBatching
 from luyen.engine.optim import MasterOptimizer
-from luyen.engine.supervised import SupervisedEngine
-from luyen.models.adapter_dropout import dropout_layers
+from luyen.engine.supervised import SupervisedEngine, TokenAggregation
+from luyen.models.adapter_dropout import AdapterDropout, dropout_layers
 from luyen.models.export import export_adapter, export_merged
 from luyen.models.lora import adapter_layers, adapter_state, add_adapter
 from luyen.models.policy import Policy
+from luyen.runtime.offline import OfflineRoles
 from luyen.train.start import run_training
 from tests.runs import MODEL, TINY, train
 from tests.tiny_models import read_net, tiny_net
+from tests.unit.engine.steps import whole
 
 RANK, ALPHA, LR = 4, 8.0, 1e-3
 OPTIM = OptimConfig(lr=LR, weight_decay=0.0)
@@ -62,17 +64,16 @@ def disturb(policy: Policy) -> None:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
-def learner(policy: Policy) -> SupervisedEngine:
+def learner(policy: Policy) -> OfflineRoles:
     trained = [p for p in policy.parameters() if p.requires_grad]
-    passes = MicroBatching(sequences=1)
-    return SupervisedEngine(
-        policy, MasterOptimizer(trained, OPTIM), passes, aggregation="token-mean"
-    )
+    engine = SupervisedEngine(policy, MasterOptimizer(trained, OPTIM))
+    return whole(engine, MicroBatching(sequences=1))
 
 
 def batch() -> Any:
     masks = [[0, *[1] * (len(row) - 1)] for row in ROWS]
-    return pack(list(ROWS), masks=masks, groups=list(range(len(ROWS))))
+    packed = pack(list(ROWS), masks=masks, groups=list(range(len(ROWS))))
+    return TokenAggregation().weigh(packed)
 
 
 class Masks(nn.Module):
@@ -204,9 +205,10 @@ def gradients(key: int, *, checkpointing: bool = False) -> Tensor:
         net.gradient_checkpointing_enable({"use_reentrant": False})
     engine = learner(policy)
     caught: list[Tensor] = []
-    adamw: Any = engine.optimizer.optimizers["adamw"]
-    adamw.step = lambda: caught.extend(
-        p.grad.flatten().clone() for p in engine.optimizer.masters if p.grad is not None
+    workers: Any = engine.workers
+    optimizer = workers.worker.learner.optimizer
+    optimizer.optimizers["adamw"].step = lambda: caught.extend(
+        p.grad.flatten().clone() for p in optimizer.masters if p.grad is not None
     )
     engine.update(batch(), lr=LR, dropout_key=key)
     return torch.cat(caught)
@@ -224,6 +226,18 @@ def test_masks_depend_on_the_key_and_on_no_global_number():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3])
+def test_the_mean_of_16_bit_inputs_stays(share: float):
+    layer = AdapterDropout(share, place=0).train()
+    layer.key = 3
+    x = torch.randn(200_000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    kept = layer(x).double()
+    seen = kept != 0
+    x = x.double()
+    scale = float((kept * x)[seen].sum() / (x * x)[seen].sum())
+    assert scale * (1 - share) == pytest.approx(1.0, abs=2e-4)
+
+
 def test_a_pass_that_is_computed_again_has_the_same_masks():
     torch.testing.assert_close(gradients(5, checkpointing=True), gradients(5), rtol=0, atol=1e-7)
 
@@ -237,7 +251,8 @@ def test_layers_and_micro_batches_have_masks_of_their_own():
         layer.register_forward_hook(lambda _, x, y: seen.append((y != 0) | (x[0] == 0)))
     rows = [ROWS[0], ROWS[0]]  # the same tokens in both passes
     masks = [[0, *[1] * 6]] * 2
-    learner(policy).update(pack(rows, masks=masks, groups=[0, 1]), lr=LR, dropout_key=0)
+    rowed = TokenAggregation().weigh(pack(rows, masks=masks, groups=[0, 1]))
+    learner(policy).update(rowed, lr=LR, dropout_key=0)
     assert len(seen) == 2 * len(layers)
     pairs = [(a, b) for a, b in itertools.combinations(seen, 2) if a.shape == b.shape]
     assert pairs

@@ -157,3 +157,12 @@ def test_a_reward_that_is_no_number_is_refused_with_its_row(value: object):
 def test_a_sample_without_a_number_is_one_all_the_same():
     row: dict[str, Any] = dict.fromkeys(NEEDED)
     assert [sample.occurrence for sample in samples_of([row, row], source="here")] == [0, 1]
+
+
+def test_few_prompts_detect_no_difference_rather_than_one_above_1(tmp_path: Path):
+    """Of 2 prompts with one flip, the smallest visible difference would be above a whole share."""
+    few = file(tmp_path / "a.jsonl", [1, 0]), file(tmp_path / "b.jsonl", [1, 1])
+    said = luyen("--compare", *few).output
+    assert "these detect none" in said
+    many = [file(tmp_path / f"{i}.jsonl", [1, i] * 2 + [0] * 80) for i in (0, 1)]
+    assert "these detect 0." in luyen("--compare", *many).output

@@ -81,7 +81,7 @@ def test_a_run_with_numbers_has_curves_and_a_verdict(tmp_path: Path):
     assert "step 3: parity/max_gap nan" in text
     assert "step 2\nreward/mean 0.2" in text
     assert "Not measured in this run: Validation" in text
-    assert "generate: 4.0 s, 73%" in text
+    assert re.search("generate</span><span[^>]*>73%</span><span[^>]*>4.0 s<", text)
     assert "prefers-color-scheme:dark" in text
 
 
@@ -140,13 +140,14 @@ def test_samples_show_tokens_by_advantage_and_the_tree_of_scores(tmp_path: Path)
     long = rollout(2, answer=[61] * 900, reward=0.5)
     write_steps(root, [rollout(1, reward=0.0), rollout(1, sample=1, reward=1.0), long])
     text, tags = report(root)
-    styles = [a["style"] for tag, a in tags.found if tag == "span" and a.get("style")]
-    assert any("--good" in (style or "") for style in styles)
+    classes = [a["class"] for tag, a in tags.found if tag == "span" and a.get("class")]
+    # the best rollout has the advantage 1, the largest of its tokens
+    assert "s1 above4" in classes
     assert "best" in text
     assert "worst" in text
     assert "tokens left out" in text
     assert re.search(r"id 61, sampled, turn 0, logp -0.5000, advantage 1", text)
-    assert "<li>reward: 1</li>" in text
+    assert '<span>reward</span><strong class="num">1</strong>' in text
 
 
 def test_many_steps_make_no_large_page(tmp_path: Path):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from luyen.base.errors import UserError
 from luyen.telemetry.callbacks import Callback, RunCallbacks, Stop, TrainingProgress
 from luyen.telemetry.early_stopping import EarlyStopping, Stagnation
 from luyen.telemetry.metrics import StepMetrics
@@ -54,6 +55,47 @@ def test_a_session_that_goes_on_knows_what_the_record_says(tmp_path: Path):
     assert again.reason == callbacks.reason
 
 
+def test_a_metric_that_nothing_measures_is_noted_once(tmp_path: Path):
+    for metric, lines, said in (
+        ("val/acuracy", [({"a": 1.0}, {}), ({"val/accuracy": 1.0}, {"val/accuracy": 1.0})], True),
+        ("val/accuracy", [({"a": 1.0}, {}), ({"val/accuracy": 1.0}, {"val/accuracy": 1.0})], False),
+        ("reward/maen", [({"reward/mean": 1.0}, {})] * 2, True),
+    ):
+        run = tmp_path / metric
+        run.mkdir(parents=True)
+        callbacks = RunCallbacks(run, EarlyStopping(metric=metric))
+        callbacks.start(0, 9, [])
+        for step, (metrics, validation) in enumerate(lines, 1):
+            callbacks.recorded(step, 9, metrics, validation)
+        assert (f"nothing measured {metric}" in last_note(run)) is said
+
+
+class Ender(Callback):
+    """Asks for the end after every step, and keeps what it is told at the end."""
+
+    reason: str | None = "not told"
+
+    def on_step(self, progress: TrainingProgress, metrics: Mapping[str, float]) -> Stop:
+        del metrics
+        return Stop(reason=f"step {progress.step}")
+
+    def on_end(self, progress: TrainingProgress, reason: str | None) -> None:
+        del progress
+        self.reason = reason
+
+
+@pytest.mark.parametrize(("total", "reason"), [(2, "step 1"), (1, None)])
+def test_a_run_that_made_its_last_step_did_not_end_early(
+    tmp_path: Path, total: int, reason: str | None
+):
+    callbacks, ender = RunCallbacks(tmp_path, None), Ender()
+    callbacks.use([ender])
+    callbacks.start(0, total, [])
+    callbacks.recorded(1, total, {"m": 1.0}, {})
+    callbacks.end(1, total)
+    assert ender.reason == reason
+
+
 class Careless(Callback):
     """Does what a callback should not."""
 
@@ -72,6 +114,31 @@ class Careless(Callback):
     def on_end(self, progress: TrainingProgress, reason: str | None) -> None:
         self.told.append(reason)
         raise SystemExit(3)
+
+
+@pytest.mark.parametrize("reason", [None, "", " ", 3])
+def test_a_stop_says_why(reason: Any):
+    with pytest.raises(UserError, match=r"Stop\.reason"):
+        Stop(reason=reason)
+
+
+class Odd(Callback):
+    """Gives what is no answer, and then a reason that holds a password."""
+
+    def on_step(self, progress: TrainingProgress, metrics: Mapping[str, float]) -> Any:
+        return True if progress.step == 1 else Stop(reason=f"see https://me:pw@host {'x' * 9000}")
+
+
+def test_an_answer_that_is_none_is_noted_and_a_reason_is_masked(tmp_path: Path):
+    callbacks = RunCallbacks(tmp_path, None)
+    callbacks.use([Odd()])
+    callbacks.recorded(1, 4, {"m": 1.0}, {})
+    assert "Odd.on_step failed: TypeError: it returned a bool" in last_note(tmp_path)
+    assert callbacks.reason is None
+    callbacks.recorded(2, 4, {"m": 1.0}, {})
+    assert callbacks.reason is not None
+    assert callbacks.reason.startswith("see https://***@host x")
+    assert len(callbacks.reason) == 500
 
 
 def test_a_callback_cannot_harm_the_run(tmp_path: Path):

@@ -100,7 +100,7 @@ def test_a_padding_token_never_ends_an_answer(
 
 
 def test_a_reward_model_has_nothing_to_merge(judged: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="a reward model has no adapter"):
+    with pytest.raises(UserError, match="the reward model has no adapter"):
         export_checkpoint(str(judged), tmp_path / "scorer", merge=True)
     assert not (tmp_path / "scorer").exists()
 

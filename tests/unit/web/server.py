@@ -48,7 +48,7 @@ class Client(NamedTuple):
         is_known: bool = True,
     ) -> Reply:
         sent = {"Authorization": f"Bearer {self.door.token}"} if is_known else {}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             connection.request(method, path, body=body, headers={**sent, **(headers or {})})
             found = connection.getresponse()

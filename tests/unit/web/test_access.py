@@ -135,3 +135,12 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path):
         assert row["sparkline"] == []
         assert client.ask(f"/api/v1/runs/{run_id}/series?name=reward/mean").status == 409
         assert client.get(f"/runs/{run_id}")["damage"][0]["message"] == row["problem"]
+
+
+def test_a_browser_that_has_the_page_gets_it_once(client: Client):
+    first = client.ask("/studio.js")
+    known = {"Authorization": f"Bearer {client.door.token}", "If-None-Match": first.headers["etag"]}
+    again = client.ask("/studio.js", headers=known)
+    assert (first.status, again.status) == (200, 304)
+    assert len(first.body) > 100_000
+    assert again.body == b""

@@ -42,6 +42,32 @@ def test_two_checkpoints_answer_side_by_side(tmp_path: Path):
         assert events(client, chat_id, message="1+1=", max_tokens=2)[-1][0] == "done"
         assert client.post(f"/chats/{chat_id}/close", {}).status == 200
         assert client.post(f"/chats/{chat_id}/messages", {"message": "a"}).status == 404
+        with_tools = client.post("/chats", {"sources": [{**found[0], "tools": True}]})
+        assert with_tools.status == 422
+        assert with_tools.json["error"]["field"] == "tools"
+        assert_a_served_model_says_the_same(client, found[0], texts[0])
+
+
+def assert_a_served_model_says_the_same(client: Client, source: dict[str, Any], text: str):
+    """A server that the studio starts, takes no place of the queue and is talked to by its URL."""
+    job = client.post("/servers", {"run_id": source["run_id"], "step": source["step"]}).json
+    assert job["is_server"]
+    assert job["command"].startswith("luyen serve ")
+    is_served = lambda: next((one for one in client.get("/jobs")["jobs"] if one["url"]), None)  # noqa: E731
+    url = until(is_served, seconds=120)["url"]
+    assert url.startswith("http://127.0.0.1:")
+    server = client.get("/chats/sources")[0]
+    assert (server["kind"], server["url"]) == ("url", url)
+    chat_id = client.post("/chats", {"sources": [server]}).json["id"]
+    said = events(client, chat_id, message="12+34=", temperature=0, max_tokens=3)
+    assert "".join(one["text"] for name, one in said if name == "token") == text
+    assert said[-1][0] == "done"
+    assert 1 <= said[-1][1]["tokens"] <= 3
+    assert settled(client, start(client, SHORT, "beside"))["state"] == "finished"
+    assert client.post(f"/jobs/{job['id']}/stop", {}).status == 200
+    assert settled(client, job["id"])["state"] == "stopped"
+    gone = client.post("/chats", {"sources": [{"url": url}]}).json["id"]
+    assert events(client, gone, message="1")[-1][0] == "error"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +78,8 @@ def test_two_checkpoints_answer_side_by_side(tmp_path: Path):
         ({"sources": [{"run_id": "../../etc", "step": 1}]}, 404),
         ({"sources": [{"run_id": "RUN", "step": 7}]}, 404),
         ({"sources": [{"run_id": "RUN", "step": 1}]}, 422),
+        ({"sources": [{"url": "http://127.0.0.1:1/v1", "api_key_env": "A B"}]}, 422),
+        ({"sources": [{"url": ""}]}, 422),
     ],
 )
 def test_a_chat_is_with_a_checkpoint_of_the_folder_that_may_be_trusted(

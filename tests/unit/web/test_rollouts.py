@@ -12,6 +12,7 @@ import pytest
 
 from luyen.base.records import CallStatus, StopReason, ToolCall
 from luyen.base.rundir import RunDirectory
+from luyen.studio.token_file import TokenNumbers, write_token_numbers
 from luyen.telemetry.rollout_files import RecordedRollout, write_rollouts
 from tests.unit.studio.run_files import rollout
 from tests.unit.web.server import Client, serving, until
@@ -72,6 +73,7 @@ def test_the_newest_rollouts_come_first_and_pages_follow_each_other(client: Clie
     first = table(client, limit=4)
     assert places(first) == [(3, 0), (3, 1), (3, 2), (3, 3)]
     assert (first["total_rows"], first["total_steps"], first["scanned_steps"]) == (15, 3, 3)
+    assert (first["indexed_steps"], first["known_steps"]) == (3, 3)
     second = table(client, limit=4, cursor=first["cursor"])
     assert places(second) == [(3, 4), (2, 0), (2, 1), (2, 2)]
     rest = table(client, limit=200, cursor=second["cursor"])
@@ -146,6 +148,33 @@ def test_one_rollout_has_every_token_and_their_numbers(client: Client):
     assert [one["index"] for one in page["siblings"]] == [0, 1]
     assert page["advantage_reason"] is None
     assert "trainer_logprob" not in page["missing"]
+
+
+def test_numbers_of_a_replay_are_shown_where_they_are_about_these_tokens(tmp_path: Path):
+    run = RunDirectory.create(tmp_path / "p" / "a", config=CONFIG, provenance={}, manifest={})
+    rows = step_rows(1)[:2]
+    write_rollouts(run.rollouts(1), rows, step=1)
+    with serving(tmp_path) as client:
+        file = tmp_path / f".studio/tokens/{client.only_run()}/step_000001.parquet"
+        path = f"/runs/{client.only_run()}/rollouts/train/1"
+        before = client.get(f"{path}/0")
+        assert (before["replayed"], before["tokens"]["entropy"]) == (None, None)
+        numbers = (None,) * 3 + (-0.25, -1.0), (None,) * 3 + (0.5, 0.0)
+        found = [
+            TokenNumbers(group=str(row.rollout.group), sample=row.rollout.sample,
+                         tokens=tokens, trainer_logps=numbers[0], entropy=numbers[1])
+            for row, tokens in zip(rows, (rows[0].rollout.tokens, (1, 2, 3, 4, 5)), strict=True)
+        ]  # fmt: skip
+        write_token_numbers(file, found, is_equal=False)
+        page = client.get(f"{path}/0")
+        assert page["replayed"] == {"is_equal": False}
+        assert page["tokens"]["entropy"] == list(numbers[1])
+        assert page["tokens"]["trainer_logprob"] == list(numbers[0])
+        assert page["missing"] == {}
+        other = client.get(f"{path}/1")
+        assert (other["replayed"], other["tokens"]["entropy"]) == (None, None)
+        file.write_bytes(file.read_bytes()[:50])
+        assert client.get(f"{path}/0")["replayed"] is None
 
 
 def test_tool_calls_and_hostile_text_are_data(client: Client):

@@ -125,6 +125,9 @@ export interface RolloutPage {
   cursor: string | null;
   scanned_steps: number;
   total_steps: number;
+  /** Steps in the index so far, and steps with a file. */
+  indexed_steps: number;
+  known_steps: number;
   total_rows: Num;
   choices: { stop: string[]; fault: string[]; tool: string[]; data_source: string[] };
   /** Steps whose file cannot be read, and why. */
@@ -180,6 +183,8 @@ export interface Rollout extends Omit<RolloutRow, "tokens"> {
   data_source: string | null;
   siblings: { index: number; reward: Num; advantage: Num; tokens: Num }[];
   advantage_reason: string | null;
+  /** Where a replay of the step measured the tokens: whether it came out as recorded. */
+  replayed: { is_equal: boolean } | null;
   missing: Record<string, string>;
   /** Branches that a chat template rewrote. */
   earlier?: Message[][];
@@ -255,6 +260,8 @@ export interface Check {
   plan: { lines: string[]; memory: MemoryBar[] } | null;
   yaml: string | null;
   command: string | null;
+  /** Every key with the value that it would have, also those of files that `defaults` names. */
+  config?: Record<string, unknown>;
 }
 
 export interface Job {
@@ -267,6 +274,8 @@ export interface Job {
   created: string | number | null;
   command: string;
   error: string | null;
+  is_server: boolean;
+  url: string | null;
 }
 
 export interface Jobs {
@@ -275,13 +284,24 @@ export interface Jobs {
 }
 
 export interface ChatSource {
-  kind: "checkpoint" | "model" | "url";
+  kind: "checkpoint" | "url";
   label: string;
-  run_id: string | null;
-  step: Num;
+  run_id?: string;
+  step?: number;
+  tools?: boolean;
+  url?: string;
+}
+
+export interface RowPart {
+  name: string;
+  stretches: { text: string; who: string; is_learned: boolean }[];
+  length: number;
+  learned: number;
+  notes: string[];
 }
 
 export interface DataPreview {
-  rows: { messages: Message[]; tokens: { text: string[]; mask: (number | boolean)[] }; problems: string[] }[];
+  rows: { at: string; parts: RowPart[]; problems: string[] }[];
+  problems: { at: string; message: string }[];
   findings: Finding[];
 }

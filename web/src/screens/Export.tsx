@@ -64,6 +64,44 @@ function ExportForm({ id, step }: { id: string; step: number | null }) {
   );
 }
 
+/** Starts a server of a checkpoint as a job; the command that does the same stands below it. */
+function ServeForm({ id, step, command }: { id: string; step: number | null; command: string | null }) {
+  const [from, setFrom] = useState("");
+  const [port, setPort] = useState("8000");
+  const { error, busy, start } = useJob();
+  const send = (event: Event) => {
+    event.preventDefault();
+    void start("/servers", { run_id: id, step: from === "" ? null : Number(from), port: Number(port) });
+  };
+  return (
+    <form class="stack tight" onSubmit={send}>
+      <p class="dim small">{t("export.serve.what")}</p>
+      <div class="filter-grid">
+        <div class="field">
+          <label for="serve-step">{t("export.step")}</label>
+          <input
+            id="serve-step"
+            type="number"
+            min="0"
+            placeholder={step === null ? "" : String(step)}
+            value={from}
+            onInput={(event) => setFrom(event.currentTarget.value)}
+          />
+        </div>
+        <div class="field">
+          <label for="serve-port">{t("export.port")}</label>
+          <input id="serve-port" type="number" min="0" max="65535" required value={port} onInput={(event) => setPort(event.currentTarget.value)} />
+        </div>
+        <button class="primary" disabled={busy}>
+          {t("export.serve")}
+        </button>
+      </div>
+      {error ? <Failure error={error} /> : null}
+      {command ? <Command text={`${command}${from ? `/checkpoints/step_${from.padStart(6, "0")}` : ""} --port ${port || "0"}`} /> : null}
+    </form>
+  );
+}
+
 export function Export() {
   const { run } = useRun();
   const { error, busy, start } = useJob();
@@ -97,6 +135,13 @@ export function Export() {
             <Section title={t("export.title")}>
               <div class="card">
                 <ExportForm id={run.id} step={run.step} />
+              </div>
+            </Section>
+          ) : null}
+          {serves("/servers") ? (
+            <Section title={t("export.serve.title")}>
+              <div class="card">
+                <ServeForm id={run.id} step={run.step} command={run.commands.serve ?? null} />
               </div>
             </Section>
           ) : null}

@@ -84,13 +84,19 @@ function Row({ job, reload, chosen }: { job: Job; reload: () => void; chosen: bo
             <a href={links.run(job.run_id)}>{t("jobs.run")}</a>
           </div>
         ) : null}
+        {job.url ? (
+          <div class="small row">
+            <code>{job.url}</code>
+            <a href={link(["chat"], { url: job.url })}>{t("nav.chat")}</a>
+          </div>
+        ) : null}
         {job.error ? <div class="bad-text small text">{job.error}</div> : null}
       </td>
       <td>
         <span class={`tag ${TONES[job.state] ?? ""}`}>{named("job", job.state)}</span>
       </td>
       <td>
-        <Progress step={job.step} total={job.total_steps} />
+        {job.is_server ? null : <Progress step={job.step} total={job.total_steps} />}
       </td>
       <td class="dim" title={when(job.created)}>
         {ago(job.created)}

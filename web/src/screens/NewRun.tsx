@@ -103,9 +103,21 @@ interface FormProps {
   yaml: string;
   change: (yaml: string) => void;
   findings: Finding[];
+  /** The resolved configuration, by which a field that is not set says what holds. */
+  resolved?: Record<string, unknown>;
 }
 
-function Form({ schema, yaml, change, findings }: FormProps) {
+/** The key with the value that holds where the text does not set it: of a file it builds on, or the default. */
+function withInherited(one: ConfigKey, resolved: Record<string, unknown> | undefined): ConfigKey {
+  let value: unknown = resolved;
+  for (const part of one.path) {
+    if (typeof value !== "object" || value === null || !(part in value)) return one;
+    value = (value as Record<string, unknown>)[part];
+  }
+  return { ...one, default: value };
+}
+
+function Form({ schema, yaml, change, findings, resolved }: FormProps) {
   const keys = useMemo(() => keysOf(schema), [schema]);
   const blocks = useMemo(() => [...new Set(keys.map((one) => one.block))], [keys]);
   const text = route.value.query.get("key") ?? "";
@@ -142,7 +154,7 @@ function Form({ schema, yaml, change, findings }: FormProps) {
         {shown.slice(0, limit).map((one) => (
           <KeyField
             key={one.key}
-            one={one}
+            one={withInherited(one, resolved)}
             value={valueAt(parsed, one.path)}
             findings={about(findings, one.key)}
             change={(value) => change(withValue(yaml, one.path, value))}
@@ -289,7 +301,7 @@ export function NewRun() {
             </details>
           </div>
           <Loaded answer={schema}>
-            {(data) => <Form schema={data.schema} yaml={yaml} change={setYaml} findings={check?.findings ?? []} />}
+            {(data) => <Form schema={data.schema} yaml={yaml} change={setYaml} findings={check?.findings ?? []} resolved={check?.config} />}
           </Loaded>
         </div>
         <Outcome yaml={yaml} check={check} busy={busy} error={error} />

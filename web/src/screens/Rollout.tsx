@@ -7,6 +7,7 @@ import { groupName, number, pretty, signed } from "../format";
 import { named, t } from "../i18n";
 import { useKeys } from "../keys";
 import { go, links, route, setQuery } from "../route";
+import { acting, serves } from "../session";
 import { Conversation, RewardTree, Siblings, ToolCalls } from "../rollout/Parts";
 import { Strips } from "../rollout/Strips";
 import { streamsOf, type Stream, type StreamName } from "../rollout/streams";
@@ -14,7 +15,8 @@ import { TokenText } from "../rollout/TokenText";
 import { Command, Section } from "../ui/Copy";
 import { Icon } from "../ui/Icon";
 import { JsonLink, LongText } from "../ui/LongText";
-import { Loaded, Notice } from "../ui/State";
+import { Failure, Loaded, Notice } from "../ui/State";
+import { useJob } from "./Export";
 import { useRun } from "./Run";
 
 function Facts({ data, run }: { data: Data; run: string }) {
@@ -133,8 +135,27 @@ function Missing({ streams }: { streams: Stream[] }) {
   );
 }
 
-function TokenPanel({ data, chosen, range, choose }: {
+/** Numbers that the files lack, by a replay of the step on request; what came of it. */
+function Replayed({ data, run }: { data: Data; run: string }) {
+  const { error, busy, start } = useJob();
+  if (data.replayed) {
+    return <p class={`small ${data.replayed.is_equal ? "dim" : "warn-text"}`}>{t(data.replayed.is_equal ? "replay.equal" : "replay.unequal")}</p>;
+  }
+  if (data.split !== "train" || data.tokens.advantage === null || !acting.value || !serves("/runs/{}/replay")) return null;
+  return (
+    <div class="row padded-top">
+      <button disabled={busy} onClick={() => void start(`/runs/${encodeURIComponent(run)}/replay`, { step: data.step })}>
+        <Icon name="play" /> {t("replay.start")}
+      </button>
+      <span class="dim small">{t("replay.what")}</span>
+      {error ? <Failure error={error} /> : null}
+    </div>
+  );
+}
+
+function TokenPanel({ data, run, chosen, range, choose }: {
   data: Data;
+  run: string;
   chosen: number | null;
   range: [number, number] | null;
   choose: (position: number) => void;
@@ -172,6 +193,7 @@ function TokenPanel({ data, chosen, range, choose }: {
         <div class="card">
           <Strips streams={streams} count={data.tokens.id.length} chosen={chosen} choose={choose} />
           <Missing streams={streams} />
+          <Replayed data={data} run={run} />
         </div>
       </Section>
     </>
@@ -310,7 +332,7 @@ function Whole({ data, run, to, path }: { data: Data; run: string; to: (index: n
               </details>
             ) : null}
           </Section>
-          <TokenPanel data={data} chosen={chosen} range={range} choose={choose} />
+          <TokenPanel data={data} run={run} chosen={chosen} range={range} choose={choose} />
         </div>
         <Side data={data} run={run} />
       </div>

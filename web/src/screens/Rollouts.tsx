@@ -17,6 +17,7 @@ const ROW_HEIGHT = 39;
 const PAGE = 200;
 /** A search shows what it has found so far and goes on until it has this many rows. */
 const ENOUGH = 60;
+const INDEXING_MS = 2000;
 
 type Choices = RolloutPage["choices"];
 const NO_CHOICES: Choices = { stop: [], fault: [], tool: [], data_source: [] };
@@ -29,6 +30,9 @@ interface Found {
   totalRows: number | null;
   choices: Choices;
   damaged: Record<string, string>;
+  /** Steps that the index has, of all; what is not in it yet is in no answer by column. */
+  indexed: number;
+  known: number;
 }
 
 /** Pages of rollouts that belong to one filter; a new filter drops what is on its way. */
@@ -57,6 +61,8 @@ function useRollouts(path: string, version: number) {
             totalRows: page.total_rows,
             choices: page.choices ?? NO_CHOICES,
             damaged: page.damaged ?? {},
+            indexed: page.indexed_steps,
+            known: page.known_steps,
           });
         } while (next && rows.length < wanted);
         setError(null);
@@ -79,6 +85,13 @@ function useRollouts(path: string, version: number) {
     // new rollouts of a live run: only where a person looks at the beginning, and rereads one page
     if (version && found && found.rows.length <= PAGE && !busy) void load(null, [], ENOUGH);
   }, [version]);
+  const isIndexing = found !== null && found.indexed < found.known;
+  useEffect(() => {
+    // the index is built in the background: what it has by now is asked for again
+    if (!isIndexing || busy || found.rows.length > PAGE) return;
+    const timer = window.setTimeout(() => void load(null, [], ENOUGH), INDEXING_MS);
+    return () => window.clearTimeout(timer);
+  }, [isIndexing, busy, found, load]);
   const more = () => {
     if (found?.cursor && !busy) void load(found.cursor, found.rows, found.rows.length + PAGE);
   };
@@ -251,7 +264,11 @@ function Count({ found, busy }: { found: Found; busy: boolean }) {
         ? t("rollouts.count", { shown: number(found.rows.length), all: number(found.totalRows) })
         : t("rollouts.found", { shown: number(found.rows.length) })}
       {searching ? ` · ${t("rollouts.scanned", { done: number(found.scanned), all: number(found.total) })}` : ""}
-      {busy ? ` · ${t("rollouts.searching")}` : ""}
+      {found.indexed < found.known
+        ? ` · ${t("rollouts.indexed", { done: number(found.indexed), all: number(found.known) })}`
+        : busy
+          ? ` · ${t("rollouts.searching")}`
+          : ""}
     </p>
   );
 }
@@ -284,6 +301,11 @@ export function Rollouts() {
         error ? null : (
           <Loading />
         )
+      ) : found.rows.length === 0 && found.indexed < found.known ? (
+        <>
+          <Count found={found} busy={busy} />
+          <Loading />
+        </>
       ) : found.rows.length === 0 && !busy ? (
         <Empty title={t("rollouts.empty")}>
           <p>{t("rollouts.empty.how")}</p>

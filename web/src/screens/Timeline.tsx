@@ -70,7 +70,7 @@ export function Timeline() {
     <Loaded answer={answer}>
       {(data) => (
         <div class="stack">
-          <div class="row">
+          <div class="row ends">
             <StepField name="start" label={t("rollouts.start")} otherwise={data.steps?.[0] ?? null} />
             <StepField name="end" label={t("rollouts.end")} otherwise={data.steps?.[1] ?? null} />
             {data.known_steps ? (

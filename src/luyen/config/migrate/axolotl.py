@@ -51,6 +51,7 @@ SYNONYMS = {
     "vllm.max_model_len": "vllm_max_model_length",
     "trl.vllm_max_model_len": "vllm_max_model_length",
     "excess_length_strategy": "truncation_mode",
+    "evaluation_strategy": "eval_strategy",
 }
 _METHODS = ("dpo", "ipo", "kto", "orpo", "simpo", "grpo", "gdpo", "bco")
 _DEFAULTS: dict[str, Any] = {
@@ -135,8 +136,6 @@ _COLUMNS = "rows are read by the columns that a format has: `luyen data inspect 
 
 
 def _adapter(value: Any, source: SourceConfig) -> Outcome:
-    if source.method in ("reward", "prm"):
-        return missing("a reward model is trained whole: choose a smaller learning rate")
     if value not in ("lora", "qlora"):
         return missing("all weights are trained, or a LoRA adapter")
     note = "the base is not quantised" if value == "qlora" else ""

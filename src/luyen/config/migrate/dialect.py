@@ -83,8 +83,6 @@ def _devices(source: SourceConfig, taken: set[str]) -> list[Entry]:
     if source.devices == 1 or key in taken or source.has("num_processes"):
         return []
     outcome = keep({key: source.devices})
-    if not is_online(source):
-        outcome = implied("this stage trains on one device; data.train_batch_size counts all rows")
     return [Entry(source="--devices", value=source.devices, outcome=outcome, is_default=True)]
 
 
@@ -140,7 +138,7 @@ def _mixture(value: Any, source: SourceConfig) -> Outcome:
             keys[ours] = rows
     note = ""
     if value is not None and value != 1:
-        note = f"all of its rows, not a share of {value}: cut the file, or use data.sampler mixed"
+        note = f"all of its rows, not a share of {value}: give the file `max_samples`"
     return keep(keys, note)
 
 
@@ -187,7 +185,7 @@ def _template(value: Any, source: SourceConfig) -> Outcome:
 
 
 _SPLIT = "split rows off into a file, and name it in data.val_files"
-_WEIGHT = "all of its rows: cut the file, or use data.sampler.name=mixed"
+_WEIGHT = "a share of its rows: give its entry of data.train_files `max_samples`"
 DATA_RULES: dict[str, Rule] = {
     **{
         f"{block}[].{name}": listed_rows(block, _TRAIN, path=path, config=config)

@@ -22,6 +22,7 @@ from luyen.config.migrate.report import (
     keep,
     missing,
 )
+from luyen.config.migrate.trainer_keys import RULES as TRAINER
 
 TOOL = "LLaMA-Factory"
 _METHODS = {"pt": "sft", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
@@ -162,21 +163,57 @@ def _one(name: str, info: Mapping[str, Any] | None, source: SourceConfig) -> tup
     return source.place(f"{folder}/{entry['file_name']}"), note
 
 
+def _names(source: SourceConfig) -> list[str]:
+    listed = source.get("dataset") or ""
+    parts = cast(list[Any], listed) if isinstance(listed, list) else str(listed).split(",")
+    return [str(part).strip() for part in parts]
+
+
 def _most(value: Any, source: SourceConfig) -> Outcome:
-    datasets = str(source.get("dataset") or "").split(",")
-    if len(datasets) > 1:
-        return missing(
-            f"each of {len(datasets)} datasets keeps {value} rows there, and "
-            "data.train_max_samples counts all rows: cut the files"
-        )
+    count = len(_names(source))
+    if count > 1:
+        return keep({"data.train_file_samples": [int(value)] * count})
     return keep({"data.train_max_samples": int(value)})
+
+
+_PASSES = "an epoch is as many rows as all files have"
+
+
+def _mixed(value: Any, source: SourceConfig) -> Outcome:
+    count = len(_names(source))
+    if value == "concat" or count == 1:
+        return implied("files follow each other, shuffled")
+    if source.has("interleave_probs"):
+        return keep({"data.train_weights": _shares(source.get("interleave_probs"))}, _PASSES)
+    return keep({"data.train_weights": [1.0] * count}, _PASSES)
+
+
+def _shares(value: Any) -> list[float]:
+    listed = cast(list[Any], value) if isinstance(value, list) else str(value).split(",")
+    return [float(one) for one in listed]
+
+
+def _probabilities(value: Any, source: SourceConfig) -> Outcome:
+    if source.get("mix_strategy") in (None, "concat") or len(_names(source)) == 1:
+        return implied("files follow each other, shuffled")
+    return keep({"data.train_weights": _shares(value)}, _PASSES)
+
+
+def _bits(value: Any, source: SourceConfig) -> Outcome:
+    if value != 4 or source.get("quantization_method") not in (None, "bnb", "bitsandbytes"):
+        return missing("weights are 4-bit numbers of bitsandbytes, or not quantised")
+    return TRAINER["load_in_4bit"](True, source)
+
+
+def _double(value: Any, source: SourceConfig) -> Outcome:
+    if not source.has("quantization_bit") or not _bits(source.get("quantization_bit"), source).keys:
+        return implied("weights are not quantised")
+    return keep({"actor_rollout_ref.model.double_quantization": bool(value)})
 
 
 def _kind(value: Any, source: SourceConfig) -> Outcome:
     if value == "full":
         return implied("all weights are trained")
-    if value == "lora" and source.method == "reward":
-        return missing("a reward model is trained whole: choose a smaller learning rate")
     if value == "lora":
         rank = int(source.get("lora_r") or 8)
         return keep({"actor_rollout_ref.model.lora_rank": rank})
@@ -212,9 +249,6 @@ def _reward_kind(value: Any, source: SourceConfig) -> Outcome:
 
 
 _TRICKS = "AdamW trains all weights, or a LoRA adapter"
-_QUANTISED = (
-    "4-bit weights below an adapter, on one device: set actor_rollout_ref.model.quantization=nf4"
-)
 RULES: dict[str, Rule] = {
     "stage": _stage,
     "finetuning_type": _kind,
@@ -226,32 +260,31 @@ RULES: dict[str, Rule] = {
     "train_on_prompt": _learned,
     "mask_history": _history,
     "use_dft_loss": choose(bool, keep({"sft.loss": "dft"}), implied("nll")),
-    "pure_bf16": never("bfloat16 weights have fp32 masters"),
+    "pure_bf16": choose(
+        bool,
+        keep({"actor_rollout_ref.model.dtype": "bfloat16"}, "bfloat16 weights have fp32 masters"),
+        implied("off, as it is"),
+    ),
     "adapter_name_or_path": named("actor_rollout_ref.model.lora_adapter_path"),
-    "quantization_bit": never(_QUANTISED),
-    "quantization_method": always("weights are not quantised"),
-    "double_quantization": always("weights are not quantised"),
+    "quantization_bit": _bits,
+    "quantization_method": always("quantization_bit decides"),
+    "double_quantization": _double,
     "reward_model": _reward_model,
     "reward_model_type": _reward_kind,
     "ppo_score_norm": never("advantages are whitened, scores are not"),
     "additional_target": never("an adapter is all that is trained"),
     "rope_scaling": never("set it in actor_rollout_ref.model.override_config"),
-    "sequence_parallel_size": choose(
-        lambda size: size == 1,
-        implied("1, as it is"),
-        missing("sequences stay whole on one device"),
+    "sequence_parallel_size": named(
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
     ),
-    "sequence_parallel_mode": always("sequences stay whole on one device"),
+    "sequence_parallel_mode": always("ranks exchange tokens for heads (Ulysses)"),
     "enable_thinking": mapped(
         lambda value: {"data.apply_chat_template_kwargs": {"enable_thinking": value}}
     ),
-    "mix_strategy": choose(
-        lambda value: value == "concat",
-        implied("files follow each other, shuffled"),
-        missing("data.sampler.name=mixed has weights by data source"),
-    ),
-    "interleave_probs": never("data.sampler.name=mixed has weights by data source"),
-    "streaming": never("rows are read whole"),
+    "mix_strategy": _mixed,
+    "interleave_probs": _probabilities,
+    "streaming": always("rows that are larger than memory are kept on disk"),
+    "buffer_size": always("all rows are shuffled, not a part of them"),
     "default_system": named("data.system_prompt"),
     "ray_run_name": always("trainer.experiment_name"),
     "pissa_init": never(SAME_BASE),

@@ -21,6 +21,9 @@ _CONDITION = re.compile(r"""^\[\[?\s+"?([^"\s]*)"?\s+(==?|!=)\s+["']?([^"'\s]*)[
 _VARIABLE = re.compile(
     r"\$(?:\{([A-Za-z_]\w*)\[@\]\}|\{([A-Za-z_]\w*)(?:(:?[-=])(.*))?\}|([A-Za-z_]\w*)|([@*#?\d]))"
 )
+_DOCUMENT = re.compile(r"""<<-?\s*["']?([A-Za-z_]\w*)["']?""")
+_MOST_QUOTED_LINES = 200
+"""Lines of the longest text in quotes: a longer one is an apostrophe in what is no code."""
 _HOME, _HERE = "~", "."
 _MOST_DEPTH = 20
 _MOST_CHARACTERS = 200_000
@@ -132,8 +135,8 @@ class _Script:
             found = _ASSIGNMENT.fullmatch(line)
             if found is not None and found[2].startswith("("):
                 self._arrays[found[1]] = self.words(found[2].strip()[1:].removesuffix(")"))
-            elif found is not None and len(self.words(found[2])) <= 1:
-                value = "".join(self.words(found[2]))
+            elif found is not None and len(self.words(found[2], splits=False)) <= 1:
+                value = "".join(self.words(found[2], splits=False))
                 _require_short(found[1], value)
                 self._variables[found[1]] = value
             else:
@@ -167,8 +170,11 @@ class _Script:
             return None
         return (left == right) is (found[2] != "!=")
 
-    def words(self, text: str) -> list[str]:
-        """A command split at blanks, with quotes removed and variables replaced."""
+    def words(self, text: str, *, splits: bool = True) -> list[str]:
+        """A command split at blanks, with quotes removed and variables replaced.
+
+        `splits`: also at blanks of variables that stand outside of quotes.
+        """
         words: list[str] = []
         word, is_open, i = "", False, 0
         while i < len(text):
@@ -193,7 +199,12 @@ class _Script:
             elif char == "$":
                 raw, i = _reference(text, i)
                 if raw not in ("$@", "$*", "${@}"):
-                    word, is_open = word + self.expanded(raw), True
+                    value = self.expanded(raw)
+                    before, *more = _split(value) if splits else [value]
+                    word, is_open = word + before, is_open or bool(before)
+                    for part in more:
+                        words, word = [*words, *([word] if is_open else [])], part
+                        is_open = bool(part)
             else:
                 word, is_open, i = word + char, True, i + 1
         return [*words, *([word] if is_open else [])]
@@ -226,11 +237,21 @@ class _Script:
         return f"{_OPEN}${name}{_CLOSE}"
 
 
+def _split(value: str) -> list[str]:
+    """The parts of a value between its blanks; an empty one where a blank begins or ends it.
+
+    Example:
+        >>> _split("a=1 b=2 "), _split("8"), _split("")
+        (['a=1', 'b=2', ''], ['8'], [''])
+    """
+    return re.split(rf"\s+(?![^{_OPEN}]*{_CLOSE})", value)
+
+
 def _logical_lines(text: str) -> Iterator[str]:
-    """Commands one by one, without comments; continued lines and arrays are one."""
+    """Commands one by one, without comments; continued lines, quotes and arrays are one."""
     kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(kept).replace("\\\n", "")
-    lines = iter(joined.split("\n"))
+    lines = iter(_quotes_closed(_without_documents(joined.split("\n"))))
     for line in lines:
         whole = line.strip()
         if re.match(r"(export\s+)?[A-Za-z_]\w*=\($", whole.split("#")[0].strip()):
@@ -244,6 +265,58 @@ def _logical_lines(text: str) -> Iterator[str]:
                 yield from (word, rest.strip())
             else:
                 yield statement
+
+
+def _without_documents(lines: Sequence[str]) -> list[str]:
+    """The lines without those of documents (`<<EOF`), which are no commands."""
+    found: list[str] = []
+    end: str | None = None
+    for line in lines:
+        if end is not None:
+            end = None if line.strip() == end else end
+            continue
+        found.append(line)
+        document = _DOCUMENT.search(line)
+        end = document[1] if document is not None else None
+    return found if end is None else list(lines)
+
+
+def _quotes_closed(lines: Sequence[str]) -> Iterator[str]:
+    """The lines, with those that a quote goes over as one; a quote that never ends is a sign."""
+    quoted: list[str] = []
+    for line in lines:
+        quoted.append(line)
+        if len(quoted) > _MOST_QUOTED_LINES:
+            yield from quoted
+            quoted = []
+        elif not _is_in_quotes("\n".join(quoted)):
+            yield "\n".join(quoted)
+            quoted = []
+    yield from quoted
+
+
+def _is_in_quotes(line: str) -> bool:
+    """Whether a quote begins in the line and does not end there."""
+    i = 0
+    while i < len(line):
+        char, before = line[i], line[i - 1 : i]
+        if char == "#" and (not before or before.isspace()):
+            i = line.find("\n", i)
+            if i < 0:
+                return False
+        elif char == "\\":
+            i += 2
+        elif char == "'":
+            i = line.find("'", i + 1) + 1
+            if i == 0:
+                return True
+        elif char == '"':
+            _, i = _quoted(line, i + 1)
+            if i > len(line):
+                return True
+        else:
+            i += 1
+    return False
 
 
 def _statements(line: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from luyen.config.migrate.common import (
     OPTIM,
     adapter_init,
     always,
+    choose,
     logger,
     name_of,
     named,
@@ -198,7 +199,10 @@ def _optimizer(value: Any, source: SourceConfig) -> Outcome:
         return implied("AdamW is the optimizer")
     if name == "paged_adamw_32bit":
         return implied("AdamW is the optimizer; its moments stay in one memory")
-    if name in ("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"):
+    is_eight = name in ("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit")
+    if source.devices > 1 and (is_eight or name == "muon"):
+        return missing(f"AdamW is used: several devices cannot share the state of {name}")
+    if is_eight:
         if not source.installed("bitsandbytes"):
             return missing(f"bitsandbytes is not installed here: set {OPTIM}.name where it is")
         note = "its moments stay in one memory" if name.startswith("paged") else ""
@@ -243,8 +247,6 @@ def _adapter(rule: Rule) -> Rule:
     def checked(value: Any, source: SourceConfig) -> Outcome:
         if not uses_lora(source):
             return implied("all weights are trained")
-        if source.method in SCORED:
-            return missing("a reward model is trained whole: choose a smaller learning rate")
         return implied("not set") if value is None else rule(value, source)
 
     return checked
@@ -257,7 +259,7 @@ def _dropout(value: Any, source: SourceConfig) -> Outcome:
 
 
 def _dora(value: Any, source: SourceConfig) -> Outcome:
-    if value and (is_online(source) or source.get("load_in_4bit")):
+    if value and (is_online(source) or source.devices > 1 or source.get("load_in_4bit")):
         return missing("DoRA is trained on one device, over weights that are not quantised")
     return keep({f"{MODEL}.use_dora": bool(value)})
 
@@ -266,9 +268,9 @@ def _four_bits(value: Any, source: SourceConfig) -> Outcome:
     if not value:
         return implied("off, as it is")
     if not uses_lora(source) or source.method in SCORED:
-        return missing("4-bit weights need an adapter over them")
+        return missing("4-bit weights need an adapter over them, of a policy")
     where = f"set {MODEL}.quantization=nf4"
-    if source.method in ONLINE:
+    if source.method in ONLINE or source.devices > 1:
         return missing(f"weights are not quantised; on one device {where}")
     if not source.installed("bitsandbytes"):
         return missing(f"bitsandbytes is not installed here: {where} where it is")
@@ -293,8 +295,6 @@ def targets(value: Any, source: SourceConfig) -> Outcome:
 def _peft(value: Any, source: SourceConfig) -> Outcome:
     if not value:
         return implied("all weights are trained")
-    if source.method in SCORED:
-        return missing("a reward model is trained whole: choose a smaller learning rate")
     return keep({f"{MODEL}.lora_rank": int(source.get("lora_r") or 8)})
 
 
@@ -385,18 +385,15 @@ def _packing(value: Any, source: SourceConfig) -> Outcome:
 
 
 def _sharded(value: Any, source: SourceConfig) -> Outcome:
+    del source
     if value in (None, "", [], {}):
         return implied("off, as it is")
-    if is_online(source):
-        return implied("weights are sharded over trainer.n_gpus_per_node devices (fsdp2)")
-    return missing("stages that learn from given rows train on one device")
+    return implied("weights are sharded over trainer.n_gpus_per_node devices (fsdp2)")
 
 
 def _devices(value: Any, source: SourceConfig) -> Outcome:
-    if is_online(source):
-        return keep({"trainer.n_gpus_per_node": source.devices})
     del value
-    return missing("this stage trains on one device; data.train_batch_size counts all rows")
+    return keep({"trainer.n_gpus_per_node": source.devices})
 
 
 def _resume(value: Any, source: SourceConfig) -> Outcome:
@@ -468,7 +465,9 @@ RULES: dict[str, Rule] = {
     "load_in_4bit": _four_bits,
     "load_in_8bit": never("weights are not quantised: bfloat16 takes twice the memory"),
     "use_bnb_nested_quant": _nested,
-    "bnb_4bit_quant_type": always("4-bit weights are nf4"),
+    "bnb_4bit_quant_type": choose(
+        lambda value: value == "nf4", implied("4-bit weights are nf4"), missing("only nf4 is here")
+    ),
     "max_length": _length,
     "max_prompt_length": _prompt_length,
     "max_completion_length": _answer_length,

@@ -115,6 +115,7 @@ _PEFT = {"lora_r": 8, "lora_alpha": 8, "lora_target_modules": ["q_proj", "v_proj
 _MODEL_CONFIG = {
     **{"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05},
     "lora_target_modules": ["q_proj", "v_proj"],
+    "use_bnb_nested_quant": False,
 }
 OPEN = "what the script computes: "
 """How a value begins that the syntax tree does not give."""

@@ -93,6 +93,7 @@ def read_words(words: Sequence[str], source: SourceConfig) -> SourceConfig:
         values = merged(values, tree.values)
         if tree.problems:
             found[key] = raw
+    found |= {word: word for word in words if "=" not in word and open_names(word)}  # any keys
     if file is None and options.get("config-name", "").removesuffix(".yaml") not in ("", *BASES):
         found["--config-name"] = options["config-name"]
     processes = options.get("nproc_per_node") or options.get("nproc-per-node")
@@ -125,9 +126,7 @@ def entries(source: SourceConfig) -> list[Entry]:
     found: list[Entry] = []
     for key, value in source.values.items():
         if isinstance(value, str) and open_names(value):
-            names = ", ".join(open_names(value))
-            why = f"the script does not say what {names} is; set {_place(key, source)} by hand"
-            found.append(Entry(source=key, value=shown(value), outcome=missing(why)))
+            found.append(_open_entry(key, value, source))
             continue
         if key.startswith("~"):
             why = "it takes a key of verl's own file away: set by hand what it is then"
@@ -144,6 +143,15 @@ def entries(source: SourceConfig) -> list[Entry]:
                 Entry(source=name, value=value, outcome=keep({key: value}), is_default=True)
             )
     return [*found, *_more_defaults(source, taken)]
+
+
+def _open_entry(key: str, value: str, source: SourceConfig) -> Entry:
+    """A value, or a word of the command, that only a shell knows."""
+    todo = (
+        "write its keys into the command" if key == value else f"set {_place(key, source)} by hand"
+    )
+    why = f"the script does not say what {', '.join(open_names(value))} is; {todo}"
+    return Entry(source=shown(key), value=shown(value), outcome=missing(why))
 
 
 def _place(key: str, source: SourceConfig) -> str:
@@ -435,13 +443,6 @@ _SFT_NAMES: dict[str, str] = {
 _COLUMNS = "the format of rows is known by their columns: see `luyen data inspect FILE`"
 
 
-def _one_device(value: Any, source: SourceConfig) -> Outcome:
-    del source
-    if value == 1:
-        return implied("one device")
-    return missing("supervised stages train on one device; data.train_batch_size counts all rows")
-
-
 def _whole_length(value: Any, source: SourceConfig) -> Outcome:
     del source
     return keep(
@@ -455,9 +456,9 @@ def _whole_length(value: Any, source: SourceConfig) -> Outcome:
 
 _SFT_RULES: dict[str, Rule] = {
     **{key: rule for key, rule in RULES.items() if key.startswith("trainer.")},
-    "--nproc_per_node": _one_device,
-    "trainer.n_gpus_per_node": _one_device,
-    "trainer.nnodes": _one_device,
+    "--nproc_per_node": named("trainer.n_gpus_per_node"),
+    "trainer.n_gpus_per_node": named("trainer.n_gpus_per_node"),
+    "trainer.nnodes": named("trainer.nnodes"),
     "data.max_length": _whole_length,
     "data.micro_batch_size_per_gpu": always("micro-batches fill by tokens"),
     "data.micro_batch_size": always("micro-batches fill by tokens"),
@@ -467,11 +468,7 @@ _SFT_RULES: dict[str, Rule] = {
     "optim.lr_scheduler_type": lambda value, source: scheduler(str(value), source),
     "model.target_modules": _lora_targets,
     "use_remove_padding": always("batches are always packed"),
-    "ulysses_sequence_parallel_size": choose(
-        lambda size: size == 1,
-        implied("sequences stay whole"),
-        missing("sequences stay whole"),
-    ),
+    "ulysses_sequence_parallel_size": named(f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"),
     **{
         f"data.{name}": always(_COLUMNS)
         for name in (

@@ -284,6 +284,13 @@ class ModelShape:
     """Whether the output head is the embedding."""
     experts: int = 1
     """Feed-forward experts of a layer."""
+    experts_per_token: int = 1
+    """Experts that compute each token."""
+
+    @property
+    def active_intermediate(self) -> int:
+        """Width of the feed-forward layers that compute a token, together."""
+        return self.intermediate * self.experts_per_token
 
     def attention_width(self) -> int:
         """Columns of the query, key and value projections together."""
@@ -294,6 +301,12 @@ class ModelShape:
         attention = self.hidden * (self.attention_width() + self.heads * self.head_dim)
         feed_forward = 3 * self.hidden * self.intermediate * self.experts
         return attention + feed_forward + 2 * self.hidden
+
+    def active_layer_parameters(self) -> int:
+        """Weights of one decoder layer that a token is multiplied with."""
+        idle = 3 * self.hidden * self.intermediate * (self.experts - self.experts_per_token)
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        return self.layer_parameters() - idle + router
 
     def embeddings(self) -> int:
         """Weights outside of the decoder layers: embedding, last norm and head."""
@@ -347,6 +360,7 @@ def shape_from(raw: dict[str, Any]) -> ModelShape | None:
         vocab=vocab,
         is_tied=bool(raw.get("tie_word_embeddings", False)),
         experts=experts,
+        experts_per_token=min(experts, _size(raw, "num_experts_per_tok") or 1),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from luyen.config.plan import needs_reference
 from luyen.config.rules.rule import Finding, RuleContext, rule
+from luyen.config.schema.actor_rollout_ref import RefConfig, RolloutConfig
 
 _DATA = "data"
 _ACTOR = "actor_rollout_ref.actor"
@@ -110,14 +111,27 @@ def group_fits_a_micro_batch(s: RuleContext) -> Iterator[Finding]:
 
 @rule("B06", "error")
 def counted_micro_batches_need_a_size(s: RuleContext) -> Iterator[Finding]:
-    """Without `use_dynamic_bsz`, `ppo_micro_batch_size_per_gpu` is set."""
-    actor = s.config.actor_rollout_ref.actor
+    """Without `use_dynamic_bsz`, micro-batches have a number of sequences; so have log-probs."""
+    actor, rollout = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.rollout
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
         yield Finding(
             field=f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
             why="use_dynamic_bsz is off, so micro-batches are counted in sequences",
             fix="set a number of sequences, or use_dynamic_bsz=true",
         )
+    sides: dict[str, RolloutConfig | RefConfig] = {"rollout": rollout}
+    if needs_reference(s.config):
+        sides["ref"] = s.config.actor_rollout_ref.ref
+    for side, block in sides.items():
+        is_counted = block.log_prob_use_dynamic_bsz is False
+        if is_counted and actor.use_dynamic_bsz and block.log_prob_micro_batch_size_per_gpu is None:
+            yield Finding(
+                field=f"actor_rollout_ref.{side}.log_prob_micro_batch_size_per_gpu",
+                why="these passes are counted in sequences, and the actor's update, whose size "
+                "they would take, is cut by tokens",
+                fix="set a number of sequences, or drop "
+                f"actor_rollout_ref.{side}.log_prob_use_dynamic_bsz",
+            )
 
 
 @rule("B07", "warning")
@@ -258,6 +272,20 @@ def _remedies(s: RuleContext, phase: str) -> Iterator[str]:
     if model.lora_rank == 0:
         yield "set model.lora_rank (an adapter needs no optimizer state for the rest)"
     yield "take a larger device, or more of them"
+
+
+@rule("P03", "note")
+def activations_are_recomputed_before_they_move(s: RuleContext) -> Iterator[Finding]:
+    """Gradient checkpointing comes before offloading of activations."""
+    model = s.config.actor_rollout_ref.model
+    is_moving = model.enable_activation_offload and s.where.device == "cuda"
+    if is_moving and not model.enable_gradient_checkpointing:
+        yield Finding(
+            field=f"{_ARR}.model.enable_activation_offload",
+            why="without gradient checkpointing all that layers keep moves to host memory and "
+            "back; with it, only the inputs of layers",
+            fix=f"set {_ARR}.model.enable_gradient_checkpointing to true first",
+        )
 
 
 # G: keys that only a GPU reads.

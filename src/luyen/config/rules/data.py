@@ -160,6 +160,21 @@ def truncation_is_reached(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field="data.truncation", why=why, fix=fix)
 
 
+@rule("D20", "note")
+def overlong_prompts_are_left_out(s: RuleContext) -> Iterator[Finding]:
+    """Prompts that are too long are dropped before training; otherwise they end it, or are cut."""
+    data, is_multi_turn = s.config.data, s.config.actor_rollout_ref.rollout.multi_turn.enable
+    is_error = is_multi_turn and data.truncation != "error"  # which T02 says
+    if data.filter_overlong_prompts or is_error or s.config.trainer.stage != "rl":
+        return
+    why = f"a single prompt of more than {data.max_prompt_length} tokens refuses the run"
+    if data.truncation != "error":
+        why = f"prompts of more than {data.max_prompt_length} tokens lose their {data.truncation}"
+        why += ", and what is asked may be there"
+    fix = "set it to true before scaling up: such rows are dropped and counted"
+    yield Finding(field="data.filter_overlong_prompts", why=why, fix=fix)
+
+
 @rule("D10", "error")
 def sampler_exists(s: RuleContext) -> Iterator[Finding]:
     """`data.sampler.name` is a registered name, and it gets the arguments that it takes."""

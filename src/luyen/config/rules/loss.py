@@ -228,6 +228,7 @@ def reference_passes_are_not_tiny(s: RuleContext) -> Iterator[Finding]:
         actors = (actor.ppo_micro_batch_size_per_gpu or 1) * longest
     if dynamic if dynamic is not None else actor.use_dynamic_bsz:
         key, mine, unit = "log_prob_max_token_len_per_gpu", ref.log_prob_max_token_len_per_gpu, 1
+        mine = actor.ppo_max_token_len_per_gpu if mine is None else mine
     else:
         key, unit = "log_prob_micro_batch_size_per_gpu", longest
         mine = ref.log_prob_micro_batch_size_per_gpu
@@ -237,8 +238,30 @@ def reference_passes_are_not_tiny(s: RuleContext) -> Iterator[Finding]:
             why=f"a pass of the reference holds at most {mine * unit} tokens and one of the "
             f"actor's update {actors}, although a pass without gradients needs less memory: the "
             "reference becomes the bottleneck",
-            fix=f"set it to at least {actors // unit}, or drop it",
+            fix=f"set it to at least {actors // unit}",
         )
+
+
+@rule("K10", "warning")
+def pool_of_the_reference_keeps_up(s: RuleContext) -> Iterator[Finding]:
+    """Devices of the reference alone are not so few that those of the actor wait for them."""
+    if s.where.reference_pool is None:
+        return
+    nodes, each = s.where.reference_pool
+    actors, references = s.where.world_size, nodes * each
+    if actors > _PASSES_OF_AN_UPDATE * references:
+        yield Finding(
+            field=f"{_REF}.nnodes",
+            why=f"{references} {'device computes' if references == 1 else 'devices compute'} "
+            f"the reference's log-probabilities of what {actors} devices train on: about "
+            f"{actors / references:.3g} times as long as the actor's own, and the update waits",
+            fix=f"give it {-(-actors // _PASSES_OF_AN_UPDATE)} devices or more, or set it to 0 to "
+            "share those of the actor",
+        )
+
+
+_PASSES_OF_AN_UPDATE = 4
+"""Forward passes that an update of the same tokens costs, with gradient checkpointing."""
 
 
 @rule("K06", "error")

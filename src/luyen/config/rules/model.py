@@ -105,7 +105,7 @@ def model_is_chosen(s: RuleContext) -> Iterator[Finding]:
 
 @rule("M03", "warning")
 def adapter_key_has_effect(s: RuleContext) -> Iterator[Finding]:
-    """Adapter keys are changed only when there is an adapter."""
+    """Adapter keys are changed only when there is an adapter, `lora_init` when it is fresh."""
     model = s.config.actor_rollout_ref.model
     read = {
         "lora_alpha": model.lora_alpha,
@@ -123,6 +123,10 @@ def adapter_key_has_effect(s: RuleContext) -> Iterator[Finding]:
                 why="lora_rank=0 trains all weights, so it has no effect",
                 fix=f"set {_MODEL}.lora_rank, or drop it",
             )
+    init = f"{_MODEL}.lora_init"
+    if model.lora_rank and model.lora_adapter_path is not None and s.is_changed(init):
+        why = "the adapter begins with the weights of lora_adapter_path, so it has no effect"
+        yield Finding(field=init, why=why, fix="drop one of the two")
 
 
 @rule("M04", "warning")

@@ -47,7 +47,8 @@ def truncation_spares_tool_schemas(s: RuleContext) -> Iterator[Finding]:
 def prompt_has_room_for_tools(s: RuleContext) -> Iterator[Finding]:
     """Prompts with tool schemas get room for them."""
     data, multi_turn = s.config.data, s.config.actor_rollout_ref.rollout.multi_turn
-    if multi_turn.tool_config_path and data.max_prompt_length < _ROOM_FOR_TOOLS:
+    has_tools = multi_turn.tool_config_path or multi_turn.function_tool_path
+    if multi_turn.enable and has_tools and data.max_prompt_length < _ROOM_FOR_TOOLS:
         yield Finding(
             field="data.max_prompt_length",
             why=f"tool schemas are part of the prompt and often take several hundred tokens; "

@@ -55,6 +55,7 @@ def momentum_has_effect(s: RuleContext) -> Iterator[Finding]:
 
 
 _QUANTIZATION = "actor_rollout_ref.model.quantization"
+_SERVER = "actor_rollout_ref.rollout.server"
 
 
 @rule("M17", "error")
@@ -93,6 +94,11 @@ def sampler_has_the_quantised_weights(s: RuleContext) -> Iterator[Finding]:
         why = "an endpoint that is sent no weights has those that were never quantised"
         fix = "set actor_rollout_ref.rollout.name to native, hf, vllm or sglang"
         yield Finding(field=_QUANTIZATION, why=why, fix=fix)
+    is_server = rollout.name in ("vllm", "sglang")
+    if is_server and rollout.server_urls and rollout.server.lora_format == "adapter":
+        why = "servers of server_urls are sent the adapter alone, over weights of their own"
+        fix = f"set {_SERVER}.lora_format=merged, or drop server_urls"
+        yield Finding(field=_QUANTIZATION, why=why, fix=fix)
 
 
 @rule("M20", "warning")
@@ -107,7 +113,6 @@ def double_quantisation_has_effect(s: RuleContext) -> Iterator[Finding]:
 # Kinds of adapters.
 
 _MODEL = "actor_rollout_ref.model"
-_SERVER = "actor_rollout_ref.rollout.server"
 
 
 @rule("M21", "error")
@@ -120,6 +125,7 @@ def dropout_is_of_one_pass(s: RuleContext) -> Iterator[Finding]:
     reasons = {
         "rl": "random masks would make the trainer's log-probabilities differ from the sampler's",
         "preference": "the derivatives of the loss come from a pass of their own, without masks",
+        "reward_model": "the derivatives of the loss come from a pass of their own, without masks",
         "distill": "the student would be compared with its teacher through random masks",
     }
     if stage in reasons:
@@ -259,6 +265,33 @@ def devices_share_sequences_in_groups(s: RuleContext) -> Iterator[Finding]:
             yield Finding(field=f"{_FSDP}.ulysses_sequence_parallel_size", why=why, fix=fix)
 
 
+@rule("F12", "error")
+def stage_divides_sequences(s: RuleContext) -> Iterator[Finding]:
+    """Sequences are divided over devices where a stage reads log-probabilities alone."""
+    reasons = {
+        "reward_model": "a reward model reads whole sequences",
+        "distill": "student and teacher are compared over whole sequences",
+    }
+    stage = s.config.trainer.stage
+    if stage in reasons and s.batch.ranks_per_shard > 1:
+        field = f"{_FSDP}.ulysses_sequence_parallel_size"
+        yield Finding(field=field, why=reasons[stage], fix="set it to 1")
+
+
+@rule("F13", "error")
+def offline_stages_have_built_in_engines(s: RuleContext) -> Iterator[Finding]:
+    """Stages that learn from given rows train with `single` or `fsdp2`, and with whole layers."""
+    actor, stage = s.config.actor_rollout_ref.actor, s.config.trainer.stage
+    if stage == "rl":
+        return
+    if training_engine(actor.strategy, max(s.where.rank_groups)) not in ("single", "fsdp2"):
+        why = f"stage {stage} trains with the built-in engines alone"
+        yield Finding(field=_STRATEGY, why=why, fix="set it to auto")
+    if actor.fsdp_config.tensor_parallel_size > 1:
+        why = f"stage {stage} does not divide layers"
+        yield Finding(field=f"{_FSDP}.tensor_parallel_size", why=why, fix="set it to 1")
+
+
 @rule("F04", "note")
 def one_device_is_not_sharded(s: RuleContext) -> Iterator[Finding]:
     """A sharded training engine is chosen only where there is more than one device."""
@@ -373,5 +406,5 @@ def pools_of_roles_are_used(s: RuleContext) -> Iterator[Finding]:
             elif role == "reference" and is_lora:
                 why, fix = "the reference is the actor with its adapter off", "drop the line"
             elif s.config.trainer.stage != "rl":
-                why, fix = "an offline stage trains in one process", "drop the line"
+                why, fix = "offline stages have one pool of devices", "drop the line"
             yield Finding(field=f"{block}.{name}", why=why, fix=fix)

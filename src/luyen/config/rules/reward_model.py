@@ -6,6 +6,7 @@ from luyen.config.plan import count_reward_replicas, reward_pool
 from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _MODEL = "reward.reward_model"
+_TRAINED = "actor_rollout_ref.model"
 _KEYS = (
     "enable_resource_pool",
     "nnodes",
@@ -126,15 +127,17 @@ def keys_of_its_devices_have_an_effect(s: RuleContext) -> Iterator[Finding]:
 
 
 @rule("Y08", "error")
-def reward_models_learn_whole(s: RuleContext) -> Iterator[Finding]:
-    """A reward model that is trained has no adapter."""
-    rank = s.config.actor_rollout_ref.model.lora_rank
-    if s.config.trainer.stage == "reward_model" and rank > 0:
-        yield Finding(
-            field="actor_rollout_ref.model.lora_rank",
-            why="the stage reward_model trains all weights and the head",
-            fix="set it to 0",
-        )
+def adapter_of_a_reward_model_fits(s: RuleContext) -> Iterator[Finding]:
+    """An adapter of a reward model leaves the score head to training, over whole weights."""
+    model = s.config.actor_rollout_ref.model
+    if s.config.trainer.stage != "reward_model" or model.lora_rank == 0:
+        return
+    if model.quantization != "none":
+        why = "the weights of a reward model are not quantised"
+        yield Finding(field=f"{_TRAINED}.quantization", why=why, fix="set it to none")
+    if "score" in model.target_modules:
+        why = "the score head is trained whole, and has no adapter"
+        yield Finding(field=f"{_TRAINED}.target_modules", why=why, fix="leave `score` out")
 
 
 @rule("Y09", "warning")

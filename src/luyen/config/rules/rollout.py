@@ -108,19 +108,23 @@ def token_budget_feeds_every_sequence(s: RuleContext) -> Iterator[Finding]:
 def step_is_generated_in_few_waves(s: RuleContext) -> Iterator[Finding]:
     """The rollouts of a step run in a few waves; a larger batch first slows generation down."""
     rollout, copies = s.config.actor_rollout_ref.rollout, s.where.replicas
-    room = rollout.max_num_seqs * copies
+    is_hf = rollout.name == "hf"  # It runs the samples of one prompt together, and no others.
+    each = min(rollout.max_num_seqs, rollout.n) if is_hf else rollout.max_num_seqs
+    room = each * copies
     if s.batch.rollouts <= _FEW_WAVES * room:
         return
     is_group = s.batch.prompts <= _FEW_WAVES * room
     grown = "rollout.n" if is_group else "data.train_batch_size"
-    engines = f"{copies} engines hold {rollout.max_num_seqs}" if copies > 1 else "the engine holds"
+    engines = f"{copies} engines hold" if copies > 1 else "the engine holds"
+    limit = "the samples of one prompt, name=hf" if is_hf else "max_num_seqs"
+    more = "choose rollout.name=native" if is_hf else "raise max_num_seqs as the KV cache allows"
     yield Finding(
         field=f"{_ROLLOUT}.n" if is_group else "data.train_batch_size",
-        why=f"a step has {s.batch.rollouts} rollouts and {engines} "
-        f"{'sequences each' if copies > 1 else f'{room} sequences'} at once (max_num_seqs): they "
+        why=f"a step has {s.batch.rollouts} rollouts and {engines} {each} "
+        f"sequences{' each' if copies > 1 else ''} at once ({limit}): they "
         f"are generated in about {-(-s.batch.rollouts // room)} waves, so raising {grown} makes "
         "generation the bottleneck before the update",
-        fix="raise max_num_seqs as far as the KV cache allows, add engines, or lower it",
+        fix=f"{more}, add engines, or lower it",
     )
 
 

@@ -39,8 +39,8 @@ def runtime_spans_the_devices(s: RuleContext) -> Iterator[Finding]:
     """More than one device needs the Ray runtime and a sharded training engine."""
     trainer, actor = s.config.trainer, s.config.actor_rollout_ref.actor
     ranks = max(s.where.rank_groups)
-    if trainer.stage != "rl" or ranks == 1:
-        return  # an offline stage has one device, which N01 says
+    if ranks == 1:
+        return
     if trainer.runtime == "local" and s.where.world_size > 1:
         yield Finding(
             field="trainer.runtime",
@@ -458,19 +458,8 @@ def _step(checkpoint: Path) -> int:
 def run_can_be_carried_out(s: RuleContext) -> Iterator[Finding]:
     """The run needs nothing that is not built yet."""
     trainer, where = s.config.trainer, s.where
-    if trainer.stage != "rl" and (where.runtime == "ray" or where.world_size > 1):
-        yield _offline_cluster(s)
     is_one_gpu = where.device == "cuda" and where.runtime == "local"
     if trainer.max_staleness > 0 and trainer.stage == "rl" and is_one_gpu:
         why = "in one process on a GPU, generation and training take turns so far"
         fix = "set trainer.runtime=ray and actor_rollout_ref.rollout.nnodes=1, or it to 0"
         yield Finding(field="trainer.max_staleness", why=why, fix=fix)
-
-
-def _offline_cluster(s: RuleContext) -> Finding:
-    """An offline stage trains in one process, on one device."""
-    why = f"the stage `{s.config.trainer.stage}` trains in one process, on one device"
-    for name in ("nnodes", "n_gpus_per_node"):
-        if s.is_changed(f"trainer.{name}"):
-            return Finding(field=f"trainer.{name}", why=why, fix="set it to 1")
-    return Finding(field="trainer.runtime", why=why, fix="set it to auto or local")

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from luyen.config.catalog import ROLLOUT_ENGINES
 from luyen.config.plan import count_weight_versions
 from luyen.config.rules.rule import Finding, RuleContext, rule
 
@@ -73,10 +72,12 @@ def server_can_be_started(s: RuleContext) -> Iterator[Finding]:
             why="there is no such program on this machine",
             fix="give the python of the environment that the server is installed in",
         )
-    if python is None and rollout.name in ROLLOUT_ENGINES and not s.installed(rollout.name):
+    facts = s.known.engines.get(rollout.name)
+    module = None if facts is None else facts.server_module
+    if python is None and module is not None and not s.installed(module):
         yield Finding(
             field=f"{_ROLLOUT}.name",
-            why=f"the package {rollout.name} is not installed in the environment of the run",
+            why=f"the environment of the run has no {module}, the server of {rollout.name}",
             fix=f"pip install {rollout.name}, name another environment's python in "
             f"{_ROLLOUT}.server.python, or a running server in {_ROLLOUT}.server_urls",
         )

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast, final
 from urllib.parse import unquote
 
 from luyen.base.records import CallStatus, Prompt, Rollout, Score, ToolCall
+from luyen.base.secrets import KEY_SHAPES
 from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.rule import rule_rewards
 
@@ -149,18 +150,6 @@ def collected_rewards(
 # What counts is that the policy wrote it, whether or not the call ran. Patterns of the user
 # meet text of the policy, so the rule runs isolated: one that backtracks for ever times out.
 
-_SECRETS = re.compile(
-    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
-    r"|\bAKIA[0-9A-Z]{16}\b"
-    r"|\bAIza[0-9A-Za-z_-]{35}"
-    r"|\bgh[pousr]_[0-9A-Za-z]{36}"
-    r"|\bgithub_pat_[0-9A-Za-z_]{40}"
-    r"|\bhf_[0-9A-Za-z]{30}"
-    r"|\bsk-[0-9A-Za-z_-]{20}"
-    r"|\bxox[abeoprs]-[0-9A-Za-z-]{10}"
-    r"|\beyJ[0-9A-Za-z_-]{8,2000}+\.eyJ[0-9A-Za-z_-]{8,2000}+\."
-)
-"""Shapes of private keys and access tokens that common services hand out."""
 _QUERY = re.compile(r"\b(?:https?|wss?|ftp)://[^\s?#]{1,2000}+[?#]([^\s\"'<>)\]]*)", re.IGNORECASE)
 
 
@@ -271,7 +260,7 @@ def _leak(*, secrets: bool, longest_query: int | None, canaries: Sequence[str]) 
     marks = [canary.casefold() for canary in canaries if canary]
 
     def leak(text: str) -> bool:
-        if secrets and _SECRETS.search(text):
+        if secrets and KEY_SHAPES.search(text):
             return True
         if longest_query is not None and any(
             len(found[1]) > longest_query for found in _QUERY.finditer(text)

@@ -461,8 +461,8 @@ class ServerEngine:
             self._model = self._transport.send(self._version or 0, tensors) or self._model
             asks = self._dialect.digests()
             if asks is not None:
-                held = read_reply(self._dialect.read_digests, self._connection.call(asks))
-                refuse_other_tensors(held, tensor_digests(tensors))
+                digests = read_reply(self._dialect.read_digests, self._connection.call(asks))
+                refuse_other_tensors(digests, tensor_digests(tensors))
             self._control(self._dialect.resume())
         self._proof.require(model=self._model, version=self._version or 0)
         self._digests = own

@@ -423,11 +423,11 @@ def refuse_other_answers(
     raise ServerFault("weights", f"{why}: it computes with other weights")
 
 
-def refuse_other_tensors(held: Mapping[str, str], sent: Mapping[str, str]) -> None:
+def refuse_other_tensors(found: Mapping[str, str], sent: Mapping[str, str]) -> None:
     """A ServerFault that names the first tensor that the server does not hold as it was sent."""
     for name, digest in sent.items():
-        if held.get(name) != digest:
-            why = f"{name} is {held.get(name, 'missing')} there and was sent as {digest}"
+        if found.get(name) != digest:
+            why = f"{name} is {found.get(name, 'missing')} there and was sent as {digest}"
             raise ServerFault("weights", why)
 
 

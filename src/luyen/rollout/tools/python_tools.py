@@ -64,6 +64,10 @@ class FunctionTool(SharedSession):
         """Timeout, retries and concurrency."""
         return self._limits
 
+    def options(self) -> dict[str, Any]:
+        """Arguments of `tool` that make it of its function again."""
+        return {"name": self.name, "in_process": self.in_process, **self._own}
+
     def with_limits(
         self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]
     ) -> "FunctionTool":
@@ -204,6 +208,10 @@ class ClassTool:
     def limits(self) -> ToolLimits:
         """Timeout, retries and concurrency."""
         return self._limits
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of `tool_class` that make it of its class again."""
+        return {"name": self._name, **self._own}
 
     def with_limits(
         self, *, unless_own: Mapping[str, Any], above: Mapping[str, Any]

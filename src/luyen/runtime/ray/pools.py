@@ -79,7 +79,7 @@ class PoolFacts:
     per_node: int
     """Devices of each group."""
     replicas: int
-    """Copies of the rollout engine, of one device each."""
+    """Copies of the rollout engine, of one device each; 0: the run has none."""
     rollout: tuple[int, int] | None = None
     """Groups and devices of each, of the rollout engine's own pool; None: it has none."""
     trainers: tuple[str, ...] = ("actor",)
@@ -104,6 +104,7 @@ class PoolFacts:
     def of(cls, config: RunConfig, where: Placement) -> "PoolFacts":
         """Devices that a configuration needs."""
         model, own = config.reward.reward_model, reward_pool(config)
+        is_scored = model.enable and config.trainer.stage == "rl"
         trained = {REFERENCE: where.reference_pool, CRITIC: where.critic_pool}
         apart = {ROLLOUT, REWARD, *(name for name, pool in trained.items() if pool is not None)}
         return cls(
@@ -116,8 +117,8 @@ class PoolFacts:
             reference=where.reference_pool,
             critic=where.critic_pool,
             reward=own,
-            is_reward_shared=model.enable and own is None,
-            reward_replicas=count_reward_replicas(config) if model.enable else None,
+            is_reward_shared=is_scored and own is None,
+            reward_replicas=count_reward_replicas(config) if is_scored else None,
         )
 
 
@@ -211,7 +212,7 @@ def pools_of(facts: PoolFacts) -> list[DevicePool]:
         >>> [pool.words("cuda") for pool in pools_of(facts)]
         ['shared (actor): 1 x 4 = 4 GPUs', 'rollout (rollout): 1 x 2 = 2 GPUs']
     """
-    colocated = () if facts.is_split else (ROLLOUT,)
+    colocated = () if facts.is_split or not facts.replicas else (ROLLOUT,)
     colocated += (REWARD,) if facts.is_reward_shared else ()
     groups = (facts.per_node,) * facts.nnodes
     pools = [DevicePool(name=SHARED, roles=(*facts.trainers, *colocated), groups=groups)]

@@ -42,7 +42,7 @@ from luyen.runtime.weights import (
     tensor_to_bytes,
     total_bytes,
 )
-from luyen.runtime.worker import R, Results, TrainWorker, WorkerGroup
+from luyen.runtime.worker import ModelWorker, R, Results, TrainWorker, W, WorkerGroup
 from luyen.telemetry.spans import waiting_for
 from luyen.telemetry.worker_spans import WORK
 
@@ -76,7 +76,7 @@ def unpack_tensors(message: TensorBytes | bytes) -> Tensor:
     return tensor_from_bytes((dtype, shape, array.copy()))
 
 
-MakeRank: TypeAlias = Callable[[int, int, str], TrainWorker]
+MakeRank: TypeAlias = Callable[[int, int, str], W]
 """`(rank, number of ranks, rendezvous address) -> worker`."""
 _POLL_S = 1.0
 _GRACE_S = 5.0
@@ -87,14 +87,14 @@ _GRACE_S = 5.0
 class RankProcess:
     """The process of one rank."""
 
-    def __init__(self, make: MakeRank, rank: int, ranks: int, *, folder: str) -> None:
+    def __init__(self, make: MakeRank[ModelWorker], rank: int, ranks: int, *, folder: str) -> None:
         exit_with_parent()
         os.chdir(folder)
         send_tensors_as_arrays()
         self._make = make
         self._rank = rank
         self._ranks = ranks
-        self._worker: TrainWorker | None = None
+        self._worker: ModelWorker | None = None
         self._is_broken = False
         """Whether a call has failed, or is running."""
         self._node = ray.get_runtime_context().get_node_id()
@@ -152,7 +152,7 @@ class RankProcess:
 
     @torch.no_grad()
     def _gather(self) -> tuple[list[Any], int, float, ShardSums]:
-        assert self._worker is not None, "the rank has not joined"
+        assert isinstance(self._worker, TrainWorker), "no other worker has replicas to publish to"
         start = time.monotonic()
         sums = self._worker.weight_sums()
         parts: list[Any] = []
@@ -164,12 +164,12 @@ class RankProcess:
 
 
 @final
-class RankGroup(WorkerGroup):
+class RankGroup(WorkerGroup[W]):
     """The workers of a run as ranks. After the first error every call raises that error."""
 
     def __init__(
         self,
-        make: MakeRank,
+        make: MakeRank[W],
         *,
         places: Sequence[Mapping[str, Any]],
         timeouts: TimeoutsConfig | None = None,
@@ -223,23 +223,24 @@ class RankGroup(WorkerGroup):
         writer: CheckpointWriter,
         step: int,
         *,
-        loop: Mapping[str, Any],
+        parts: Mapping[str, Mapping[str, Any]],
         facts: Mapping[str, Any],
-        further: Sequence[WorkerGroup] = (),
+        further: Sequence[WorkerGroup[Any]] = (),
     ) -> None:
         """Write a checkpoint; every rank writes its shards into the folder, on a shared disk."""
-        write = TrainWorker.begin_write if writer.is_async else TrainWorker.write
-        groups = (self, *further)
+        write = ModelWorker.begin_write if writer.is_async else ModelWorker.write
+        groups: tuple[WorkerGroup[Any], ...] = (self, *further)
 
         def fill(folder: Path) -> None:
             for done in [group.begin_all(write, folder.absolute()) for group in groups]:
                 done()
-            save_state(folder, "loop", loop)
+            for name, part in parts.items():
+                save_state(folder, name, part)
 
         def is_written() -> bool:
             if any(group.is_over for group in groups):
                 raise WritersGone
-            return all(all(group.all(TrainWorker.is_written)) for group in groups)
+            return all(all(group.all(ModelWorker.is_written)) for group in groups)
 
         if writer.is_async:
             writer.save_remote(step, fill, is_written, facts=facts)

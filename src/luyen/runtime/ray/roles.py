@@ -25,7 +25,10 @@ class ClusterTraces:
     """
 
     def __init__(
-        self, groups: Sequence[RankGroup], engines: RayEngines, ahead: AsyncGeneration | None
+        self,
+        groups: Sequence[RankGroup[TrainWorker]],
+        engines: RayEngines,
+        ahead: AsyncGeneration | None,
     ) -> None:
         """With `ahead` only its thread may touch the engines."""
         self._groups = groups
@@ -130,12 +133,12 @@ class ReplicaRollout:
 
 def ray_roles(
     *,
-    ranks: RankGroup,
+    ranks: RankGroup[TrainWorker],
     engines: RayEngines,
     generation: Generation,
     micro_batching: RoleMicroBatching,
-    reference: RankGroup | None = None,
-    critic: RankGroup | None = None,
+    reference: RankGroup[TrainWorker] | None = None,
+    critic: RankGroup[TrainWorker] | None = None,
     on_close: Sequence[Callable[[], None]] = (),
     frees_cache: bool = False,
     runs_ahead: bool = False,

@@ -1,20 +1,22 @@
-"""Chats with checkpoints: a process for each side, which loads the policy and answers.
+"""Chats with checkpoints and served models: a process for each side, which answers.
 
 The studio itself loads no model. A chat ends when it is closed, when it was idle for long, and with
 the studio, however that ends: its processes read a pipe from it.
 """
 
 import json
+import os
 import queue
 import secrets
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, final
 
+from luyen.base.errors import UserError
 from luyen.base.rundir import step_of
 from luyen.config.trust import require_trust
 from luyen.studio.actions.job_queue import checkpoint_of
@@ -29,17 +31,30 @@ _MOST_S = 600.0
 
 
 def sources(folder: RunFolder) -> list[dict[str, Any]]:
-    """The checkpoints of the runs, the newest run first and its last step first."""
+    """The checkpoints of the runs, the newest run first and its last step first.
+
+    `tools` says whether the run of a checkpoint has tools.
+    """
     found: list[dict[str, Any]] = []
     for row in folder.rows(wait_s=1.0)[0]:
         known = folder.get(row["id"], is_read=False)
         if known.problem is None and row["stage"] != "reward_model":
+            has_tools = _has_tools(known)
             for step in _steps(known):
                 label = f"{row['path']}, step {step}"
-                found.append(
-                    {"kind": "checkpoint", "label": label, "run_id": row["id"], "step": step}
-                )
+                found.append({"kind": "checkpoint", "label": label, "run_id": row["id"],
+                              "step": step, "tools": has_tools})  # fmt: skip
     return found
+
+
+def _has_tools(known: KnownRun) -> bool:
+    try:
+        settings: Any = known.directory.read_settings()
+        block = settings["actor_rollout_ref"]["rollout"]["multi_turn"]
+        paths = block.get("tool_config_path"), block.get("function_tool_path")
+        return bool(block["enable"] and any(paths))
+    except (UserError, LookupError, TypeError, AttributeError):
+        return False
 
 
 def _steps(known: KnownRun) -> list[int]:
@@ -54,11 +69,11 @@ def _steps(known: KnownRun) -> list[int]:
 class _Side:
     """One process of a chat."""
 
-    def __init__(self, checkpoint: Path, *, is_trusted: bool) -> None:
+    def __init__(self, words: Sequence[str]) -> None:
+        """`words` are the arguments of the process."""
         module = "luyen.studio.actions.chat_worker"
-        command = [sys.executable, "-m", module, str(checkpoint)]
         self._process = subprocess.Popen(
-            [*command, "--trust"] if is_trusted else command,
+            [sys.executable, "-m", module, *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             start_new_session=True,
         )  # fmt: skip
@@ -81,8 +96,9 @@ class _Side:
         yield {"event": "error", "message": "the process of the chat ended"}
 
     def close(self) -> None:
-        """End the process."""
-        self._process.kill()
+        """End the process and those that its tools started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a session of its own
         self._process.wait(_END_S)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
@@ -117,21 +133,25 @@ class Chats:
         self._lock = threading.Lock()
         self._chats: dict[str, _Chat] = {}
 
-    def open(self, chosen: Sequence[tuple[str, int]]) -> str:
-        """Begin a chat with the checkpoints of (run id, step); returns its id."""
-        places: list[Path] = []
-        for run_id, step in chosen:
-            known = self._folder.get(run_id)
-            place = checkpoint_of(known, step)
-            require_trust(known.directory, is_trusted=self._is_trusting)
-            places.append(place)
+    def checkpoint_words(self, run_id: str, step: int, *, has_tools: bool) -> list[str]:
+        """Arguments of a side that loads a checkpoint; a refusal where it may not be loaded."""
+        known = self._folder.get(run_id)
+        place = checkpoint_of(known, step)
+        require_trust(known.directory, is_trusted=self._is_trusting)
+        if has_tools and not _has_tools(known):
+            fix = "begin a chat without tools"
+            raise Refusal(422, "the run has no tools", field="tools", fix=fix)
+        more = [("--tools", has_tools), ("--trust", self._is_trusting)]
+        return [str(place), *(word for word, is_on in more if is_on)]
+
+    def open(self, chosen: Sequence[Sequence[str]]) -> str:
+        """Begin a chat between the user and one or two sides; returns its id."""
         with self._lock:
             if len(self._chats) >= _MOST_CHATS:
                 oldest = min(self._chats, key=lambda name: self._chats[name].used)
                 self._chats.pop(oldest).close()
             chat_id = secrets.token_hex(8)
-            sides = [_Side(place, is_trusted=self._is_trusting) for place in places]
-            self._chats[chat_id] = _Chat(sides)
+            self._chats[chat_id] = _Chat([_Side(words) for words in chosen])
         return chat_id
 
     def say(self, chat_id: str, message: dict[str, Any]) -> Iterator[bytes]:

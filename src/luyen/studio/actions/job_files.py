@@ -60,6 +60,8 @@ class JobRecord:
     """Steps of the run, where they are known before it begins."""
     digest: str | None = None
     """Hash of its configuration file; None: it has none."""
+    is_server: bool = False
+    """Whether it serves a model until it is stopped; such a job takes no place of the queue."""
     is_stopping: bool = False
     """Whether the user wants it to end."""
     started: float | None = None

@@ -6,6 +6,7 @@ jobs that run and jobs that wait; a job is a session of its own, which no end of
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -26,11 +27,14 @@ from luyen.studio.actions.job_files import JobFiles, JobRecord, State, ended, ne
 from luyen.studio.screens.folder import KnownRun, Refusal, RunFolder
 from luyen.studio.screens.new_run import check_text
 from luyen.studio.screens.records import log_lines
+from luyen.studio.screens.rollout_view import token_file
 
 _START_S = 60.0
 """Seconds after which a process that has noted nothing did not start."""
 _ERROR_LINES = 2000
 _MOST_SHOWN = 500
+_MOST_SERVERS = 4
+_ADDRESS = re.compile(r"http://\S+/v1$")
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
@@ -93,6 +97,30 @@ class JobQueue:
                            folder=str(Path.cwd()), created=_now())  # fmt: skip
         return self._add(record, None)
 
+    def replay(self, known: KnownRun, step: int) -> dict[str, Any]:
+        """Queue a replay of a step that measures its tokens for the screen of its rollouts."""
+        self._demand_folder()
+        require_trust(known.directory, is_trusted=self._is_trusting)
+        target = token_file(self._folder.root, known, step)
+        words = ["replay", str(known.directory.root), "--step", str(step), "--tokens", str(target)]
+        record = JobRecord(id=new_id(), name=f"replay {known.row['name']}, step {step}",
+                           words=self._trusted(words), folder=str(Path.cwd()),
+                           created=_now())  # fmt: skip
+        return self._add(record, None)
+
+    def serve(self, known: KnownRun, step: int | None, port: int) -> dict[str, Any]:
+        """Start a server of a checkpoint at the loopback address, until it is stopped."""
+        self._demand_folder()
+        require_trust(known.directory, is_trusted=self._is_trusting)
+        source = known.directory.root if step is None else checkpoint_of(known, step)
+        running = [one for one in self.rows() if one["is_server"] and one["state"] == "running"]
+        if len(running) >= _MOST_SERVERS:
+            raise Refusal(409, f"{len(running)} servers run", field="run_id", fix="stop one")
+        words = self._trusted(["serve", str(source), "--port", str(port)])
+        record = JobRecord(id=new_id(), name=f"serve {known.row['name']}", words=words,
+                           folder=str(Path.cwd()), created=_now(), is_server=True)  # fmt: skip
+        return self._add(record, None)
+
     def rows(self) -> list[dict[str, Any]]:
         """The jobs, the newest first."""
         return [self._row(record) for record in self._files.records()[:_MOST_SHOWN]]
@@ -141,11 +169,11 @@ class JobQueue:
                 return
             with self._files.locked():
                 known = [self._settled(self._get(one.id)) for one in reversed(open_jobs)]
-                running = sum(one.state == "running" for one in known)
+                running = sum(one.state == "running" and not one.is_server for one in known)
                 for record in known:
-                    if record.state == "queued" and running < self.limit:
+                    if record.state == "queued" and (record.is_server or running < self.limit):
                         self._start(record)
-                        running += 1
+                        running += not record.is_server
 
     def close(self) -> None:
         """Leave the jobs to themselves."""
@@ -226,7 +254,7 @@ class JobQueue:
         if code is None and (process[1] if process else self._is_starting(record)):
             return record
         state: State = "failed"
-        if code == 0:
+        if code == 0 and not (record.is_server and record.is_stopping):
             state = "finished"
         elif record.is_stopping or code in _STOPPED:
             state = "stopped"
@@ -267,7 +295,17 @@ class JobQueue:
             "created": record.created,
             "command": shlex.join(["luyen", *map(masked, record.words)]),
             "error": record.error,
+            "is_server": record.is_server,
+            "url": self._address(record),
         }
+
+    def _address(self, record: JobRecord) -> str | None:
+        """Where a server answers; None before it says so, and for other jobs."""
+        if not record.is_server or record.state != "running":
+            return None
+        lines = log_lines(self._files.log(record.id), _ERROR_LINES)
+        found = (_ADDRESS.search(line) for line in lines if line.startswith("serving "))
+        return next((one[0] for one in found if one is not None), None)
 
 
 def checkpoint_of(known: KnownRun, step: int) -> Path:

@@ -131,6 +131,47 @@ class ChatEndpoint:
             for r in requests
         ]
 
+    def answer(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        temperature: float,
+        max_tokens: int,
+        show: Callable[[str], None],
+    ) -> tuple[str, int]:
+        """The answer to a conversation, and its tokens; `show` gets its pieces as they come.
+
+        A UserError where there is none, or no stream of one.
+        """
+        body = {
+            "model": self.model,
+            "messages": list(messages),
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        read = _AnswerStream(lambda piece: show(self._api.hidden(piece)))
+
+        async def send() -> Response:
+            async with asyncio.timeout(self._options.timeout_s):
+                return await self._api.request(
+                    "POST", "/chat/completions", body, most_bytes=_MOST_BYTES, take=read.take
+                )
+
+        try:
+            response = asyncio.run(send())
+        except TimeoutError:
+            _refuse_unreachable(self._options.url, "no end of the answer in time", times=1)
+        except HttpError as error:
+            _refuse_unreachable(self._options.url, str(error), times=1)
+        if response.status != 200:
+            _refuse_status(self._options, response, self._api)
+        if not read.is_whole:
+            why = f"it sent no stream of an answer: {quoted_body(response.body)}"
+            raise UserError("--url", self._options.url, why, "give the address of an OpenAI API")
+        return self._api.hidden(read.text), read.count
+
     async def _rollout(self, body: Mapping[str, Any], group: GroupId, sample: int) -> Rollout:
         retry = 0
         while True:
@@ -173,6 +214,51 @@ class ChatEndpoint:
         may_pass = response.status in _PASSING or response.status >= 500
         wait_s = retry_after_s(response)
         raise _RequestFault(f"status {response.status}: {said}", may_pass=may_pass, wait_s=wait_s)
+
+
+@final
+class _AnswerStream:
+    """Server-sent events of one chat completion, put together."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._rest = b""
+        self._pieces = 0
+        self._usage: int | None = None
+        self.text = ""
+        self.is_whole = False
+        """Whether the stream came to its end."""
+
+    @property
+    def count(self) -> int:
+        """Tokens of the answer by the count of the server; its pieces where it has none."""
+        return self._pieces if self._usage is None else self._usage
+
+    def take(self, data: bytes) -> None:
+        """Read a piece of the body; what is no event of a completion is left out."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            name, _, value = line.partition(b":")
+            if name != b"data":
+                continue
+            if value.strip() == b"[DONE]":
+                self.is_whole = True
+                continue
+            try:
+                self._add(json.loads(value))
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                continue
+
+    def _add(self, event: Any) -> None:
+        usage = event.get("usage")
+        if usage:
+            self._usage = min(max(int(usage["completion_tokens"]), 0), _MOST_TOKENS)
+        for choice in event["choices"][:1]:
+            piece = choice["delta"].get("content")
+            if isinstance(piece, str) and piece:
+                self.text += piece
+                self._pieces += 1
+                self._show(piece)
 
 
 def _refuse_address(url: str) -> None:
@@ -283,7 +369,7 @@ def _answer(response: Response, api: ApiEndpoint, group: GroupId, sample: int) -
     """The answer of a reply; a fault where it is none."""
     try:
         reply: Any = json.loads(response.body)
-        choice: Any = reply["choices"][0]
+        [choice] = reply["choices"]  # one was asked for; which of two is the answer is not known
         message: Any = choice["message"]
         text, reason = message.get("content"), choice.get("finish_reason")
         count: Any = reply["usage"]["completion_tokens"]
@@ -293,6 +379,11 @@ def _answer(response: Response, api: ApiEndpoint, group: GroupId, sample: int) -
     if message.get("tool_calls"):
         said = "it read tool calls out of the answer, whose text is not sent then"
         raise _RequestFault(said, may_pass=False)
+    if message.get("refusal"):
+        said = f"it refused: {str(message['refusal'])[:200]!r}"
+        raise _RequestFault(said, may_pass=False)
+    if isinstance(text, str) and any("\ud800" <= c <= "\udfff" for c in text):
+        raise _RequestFault("its text holds half of a surrogate pair", may_pass=False)
     if type(count) is not int or not 0 <= count <= _MOST_TOKENS:
         raise _RequestFault(f"it counts {str(count)[:40]!r} tokens", may_pass=False)
     if reason not in _STOPS or not isinstance(text, str | None):

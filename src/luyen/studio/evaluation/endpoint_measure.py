@@ -96,7 +96,7 @@ class _Counter:
         self._progress(self._count // self._samples, self._total)
 
 
-def _prompts(measured: EndpointPolicy, files: tuple[str, ...]) -> tuple[Prompt, ...]:
+def _prompts(measured: EndpointPolicy, files: tuple[str, ...]) -> Sequence[Prompt]:
     data = measured.config.data
     if measured.rows_by is None:
         return load_prompts(files, data, most=data.val_max_samples)

@@ -60,7 +60,7 @@ class Evaluator:
         self.broken: list[Rollout] = []
         """Rollouts that failed before their end and were not scored."""
 
-    def prompts(self, files: tuple[str, ...], *, most: int | None = None) -> tuple[Prompt, ...]:
+    def prompts(self, files: tuple[str, ...], *, most: int | None = None) -> Sequence[Prompt]:
         """Rows of files as the run sees them, in their order, with the tools on offer."""
         opened = self._opened
         offered = self._tool_env.offered if self._tool_env is not None else None
@@ -125,11 +125,12 @@ def prompts_of_run(
     *,
     most: int | None = None,
     offered: Offered | None = None,
-) -> tuple[Prompt, ...]:
+) -> Sequence[Prompt]:
     """Rows of files within the limits of a run, in their order and with their duplicates."""
     changes: dict[str, object] = {
         "train_files": files,
         "train_max_samples": -1 if most is None else most,
+        **dict.fromkeys(("train_weights", "train_file_samples", "train_names"), ()),
         "val_files": (),
         "filter_duplicates": False,
         "sampler": SamplerConfig(name="sequential"),
@@ -164,7 +165,7 @@ class Measurement:
     """`val/...` as in the run's own metrics."""
     groups: tuple[ScoredGroup, ...]
     """Every rollout with its score."""
-    prompts: tuple[Prompt, ...] = ()
+    prompts: Sequence[Prompt] = ()
     """All prompts, in the order of their requests."""
     broken: tuple[Rollout, ...] = ()
     """Rollouts that failed before their end and were not scored."""

@@ -109,9 +109,11 @@ def _difference_lines(found: Difference) -> Iterator[str]:
     if found.is_significant:
         yield f"  the {'second' if found.accuracy > 0 else 'first'} is better"
         return
+    # A share cannot differ by more than 1: so few prompts detect no difference at all.
+    now = f"these detect {found.visible:.3f}" if found.visible <= 1 else "these detect none"
     yield (
         f"  no significant difference with these {found.prompts} prompts; {found.needed} would be "
-        f"needed to detect {found.needed_for:.3f}, and these detect {found.visible:.3f}"
+        f"needed to detect {found.needed_for:.3f}, and {now}"
     )
 
 

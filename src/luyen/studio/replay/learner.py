@@ -21,6 +21,7 @@ from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch import PackedBatch
+from luyen.engine.logprobs import score
 from luyen.engine.token_trace import TokenTrace, trace_tokens
 from luyen.pipeline.policy_loading import device_for
 from luyen.rollout.protocol import RolloutEngine
@@ -29,7 +30,8 @@ from luyen.runtime.roles import Roles
 from luyen.runtime.training import training_engines
 from luyen.runtime.worker import TrainWorker
 from luyen.studio.replay.record import RecordedStep, ReplayRecord
-from luyen.train.batch import batch_order, parity_metrics
+from luyen.studio.token_file import TokenNumbers
+from luyen.train.batch import batch_order, pack_groups, parity_metrics
 from luyen.train.builders.roles import (
     build_engine,
     build_generation,
@@ -39,7 +41,12 @@ from luyen.train.builders.roles import (
 from luyen.train.builders.run import learning_rules, total_steps
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
 from luyen.train.monitor import StepProfiler
-from luyen.train.record import load_checkpoint, rollout_stages, update_stages
+from luyen.train.record import (
+    load_checkpoint,
+    rollout_stages,
+    stream_by_rollout,
+    update_stages,
+)
 from luyen.train.state import LearningRules, LoopState, RunProgress
 from luyen.train.update import (
     BeforeUpdate,
@@ -337,6 +344,30 @@ def explain_step(run: ReplayLearner, recorded: RecordedStep) -> tuple[LearnedSte
         traces.append(StepTrace(place=batch.streams[PLACE], explained=explained))
 
     return learn_step(run, recorded, before=trace), traces
+
+
+def token_numbers(run: ReplayLearner, recorded: RecordedStep) -> list[TokenNumbers]:
+    """Log-probability and entropy of every token under the current weights, by a pass of its own.
+
+    Of the last branch of each rollout, as files of rollouts have them.
+    """
+    groups, actor = recorded.groups, run.worker.actor
+    assert isinstance(actor, ActorEngine), "replay builds the engine `single`"
+    batch, rollouts = pack_groups(groups, run.roles.device, with_rewards=False), batch_order(groups)
+    scored = score(actor.policy, batch, actor.passes, temperature=actor.temperature, entropy=True)
+    logps, entropies = (
+        stream_by_rollout(rollouts, batch, scored[name]) for name in ("logp", "entropy")
+    )
+    return [
+        TokenNumbers(
+            group=str(rollout.group),
+            sample=rollout.sample,
+            tokens=rollout.tokens,
+            trainer_logps=logps[rollout.key][-1],
+            entropy=entropies[rollout.key][-1],
+        )
+        for rollout in rollouts
+    ]
 
 
 def check_step(record: ReplayRecord, step: int, learned: LearnedStep) -> StepCheck:

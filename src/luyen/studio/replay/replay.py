@@ -22,6 +22,7 @@ from luyen.studio.replay.learner import (
     learn_step,
     open_learner,
     rebuild,
+    token_numbers,
 )
 from luyen.studio.replay.record import RecordedStep, ReplayRecord
 from luyen.studio.replay.regenerate import (
@@ -38,13 +39,14 @@ from luyen.studio.replay.results import (
     paired,
     token_changes,
 )
+from luyen.studio.token_file import write_token_numbers
 from luyen.telemetry.display import SilentDisplay
 from luyen.train.batch import batch_order
 from luyen.train.builders.run import learning_rules, total_steps
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
-from luyen.train.offline.loop import OfflineSchedule, load_parts
-from luyen.train.offline.stage import StageContext
-from luyen.train.offline.start import STAGES, offline_rows
+from luyen.train.offline.build import build_stage, local_offline_roles
+from luyen.train.offline.loop import OfflineSchedule
+from luyen.train.offline.start import offline_rows
 
 # Keys that may be changed in a replay, and the changed configuration.
 
@@ -233,7 +235,7 @@ def _rebuilt(
     first, start = 1, "the beginning"
     if checkpoint is not None:
         first, start = checkpoint.step + 1, f"checkpoint {checkpoint.path.name}"
-        schedule.stage.restore(load_parts(checkpoint.path, schedule.stage))
+        schedule.restore(checkpoint.path)
     watch(0, step - first + 1, None)
     checks: list[StepCheck] = []
     for number in range(first, step):
@@ -242,6 +244,7 @@ def _rebuilt(
     if since is None:
         return schedule, start, checks
     other = open_schedule(config, record, step)
+    other.stage.roles.copy_from(schedule.stage.roles)
     other.stage.restore(schedule.stage.state())
     return other, start, checks
 
@@ -255,32 +258,36 @@ def open_schedule(config: RunConfig, record: ReplayRecord, step: int) -> Offline
         why = "the training rows are not those that the run learned from"
         fix = "restore the files; an offline step is done again from its rows"
         raise UserError("data.train_files", list(config.data.train_files), why, fix)
-    stage = STAGES[config.trainer.stage].build(
-        StageContext(
-            config=config,
-            data=data,
-            tokenizer=tokenizer,
-            device=device_for(config),
-            directory=None,
-            display=display,
-        )
-    )
+    roles = local_offline_roles(config, tokenizer, device_for(config))
+    stage = build_stage(config, data, tokenizer, roles, display)
     steps = total_steps(config, len(data.train))
     return OfflineSchedule(config=config, data=data.given, stage=stage, total_steps=steps)
 
 
-def replay_step(record: ReplayRecord, step: int, watch: Watch) -> ReplayedStep:
-    """Repeat a recorded step and compare it with the record."""
+def replay_step(
+    record: ReplayRecord, step: int, watch: Watch, *, tokens: Path | None = None
+) -> ReplayedStep:
+    """Repeat a recorded step and compare it with the record.
+
+    With `tokens`, log-probability and entropy of every token before the step go into that file.
+    """
     if record.is_offline:
+        if tokens is not None:
+            why = "the run learned from given rows: there are no rollouts in it"
+            raise UserError("--tokens", str(tokens), why, "leave it out")
         return replay_offline(record, step, watch)
     rebuilt = rebuild(record, step, watch)
     try:
         recorded = record.step(step)
+        measured = [] if tokens is None else token_numbers(rebuilt.run, recorded)
         learned = learn_step(rebuilt.run, recorded)
     finally:
         rebuilt.run.roles.close()
     checks = (*rebuilt.checks, check_step(record, step, learned))
     watch(len(checks), len(checks), checks[-1])
+    if tokens is not None:
+        is_equal = not any(one.unequal for one in checks)
+        write_token_numbers(tokens, measured, is_equal=is_equal)
     return ReplayedStep(
         run=str(record.directory.root),
         step=step,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from luyen.studio.doctor.record import RunRecord
-from luyen.studio.report.html import Html, element, joined, missing, number
+from luyen.studio.report.html import COLOURS, Html, element, joined, missing, number
 from luyen.telemetry.display import PHASES
 from luyen.telemetry.metrics import series
 
@@ -134,7 +134,7 @@ def line_chart(title: str, lines: Sequence[ChartLine]) -> Html:
     x, y = _axes(lines, value_range([v for line in lines for _, v in line.points]))
     parts = [*_grid(x, y)]
     for i, line in enumerate(lines):
-        parts += _line_marks(line, x, y, f"c{i % 6}")
+        parts += _line_marks(line, x, y, f"l{i % COLOURS}")
     parts += _titles(lines, x)
     return _figure(title, lines, parts)
 
@@ -156,7 +156,7 @@ def stack_chart(title: str, lines: Sequence[ChartLine]) -> Html:
         places = [j for j, step in enumerate(steps) if step in kept]
         top = [_place(x(steps[j]), y(high[j])) for j in places]
         bottom = [_place(x(steps[j]), y(low[j])) for j in reversed(places)]
-        parts.append(element("polygon", points=" ".join(top + bottom), class_=f"a{i % 6}"))
+        parts.append(element("polygon", points=" ".join(top + bottom), class_=f"a{i % COLOURS}"))
     parts += _titles(lines, x)
     return _figure(title, lines, parts)
 
@@ -173,7 +173,7 @@ def _grid(x: Scale, y: Scale) -> list[Html]:
     parts: list[Html] = []
     for value in ticks(y.low, y.high, 4):
         place = f"{y(value):.1f}"
-        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, class_="grid"))
+        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=place, y2=place, class_="rule"))
         words = number(value)
         parts.append(element("text", words, x=LEFT - 6, y=f"{y(value) + 4:.1f}", text_anchor="end"))
     for value in ticks(x.low, x.high, 6):
@@ -222,7 +222,7 @@ def _titles(lines: Sequence[ChartLine], x: Scale) -> list[Html]:
         values = [f"{label} {number(at[step])}" for label, at in tables.items() if step in at]
         title = element("title", f"step {step}\n" + "\n".join(values))
         place = {"x": f"{x(step) - width / 2:.1f}", "y": TOP, "width": f"{width:.1f}"}
-        parts.append(element("rect", title, class_="tip", height=HEIGHT - TOP - BOTTOM, **place))
+        parts.append(element("rect", title, class_="hover", height=HEIGHT - TOP - BOTTOM, **place))
     return parts
 
 
@@ -230,11 +230,11 @@ def _figure(title: str, lines: Sequence[ChartLine], parts: Sequence[Html]) -> Ht
     box = f"0 0 {WIDTH} {HEIGHT}"
     drawing = element("svg", *parts, viewBox=box, role="img", aria_label=title)
     keys = [
-        element("span", element("i", class_=f"k{i % 6}"), line.label, class_="key")
+        element("span", element("i", class_=f"fill{i % COLOURS}"), line.label, class_="key")
         for i, line in enumerate(lines)
     ]
     caption = element("figcaption", element("b", title), *keys)
-    return element("figure", caption, drawing)
+    return element("figure", caption, drawing, class_="card chart-card")
 
 
 def _place(x: float, y: float) -> str:
@@ -320,7 +320,7 @@ def curves_section(record: RunRecord) -> Html:
         else:
             absent.append(curve.title)
     return joined(
-        element("div", *charts, class_="charts") if charts else None,
+        element("div", *charts, class_="grid") if charts else None,
         missing(f"Not measured in this run: {', '.join(absent)}.") if absent else None,
     )
 
@@ -342,7 +342,7 @@ def rewards_section(record: RunRecord) -> Html:
     charts += [line_chart("Groups that teach nothing", groups)] if groups else []
     if not charts:
         return missing("The run has no rewards: it was supervised, or has not done a step.")
-    return element("div", *charts, class_="charts")
+    return element("div", *charts, class_="grid")
 
 
 def parity_section(record: RunRecord) -> Html:
@@ -360,7 +360,7 @@ def parity_section(record: RunRecord) -> Html:
     finite = ChartLine(label="", points=_points(record, "parity/max_gap")).finite
     largest = max((value for _, value in finite), default=None)
     words = f"Largest gap of any step: {largest:.3g}." if largest is not None else None
-    return joined(element("p", words) if words else None, element("div", *charts, class_="charts"))
+    return joined(element("p", words) if words else None, element("div", *charts, class_="grid"))
 
 
 def timing_section(record: RunRecord) -> Html:
@@ -376,12 +376,27 @@ def timing_section(record: RunRecord) -> Html:
     order = [longest, *(line for line in lines if line is not longest)]
     sums = {line.label: sum(value for _, value in line.finite) for line in lines}
     whole = sum(sums.values()) or 1.0
-    shares = [
-        element("li", f"{name}: {seconds:,.1f} s, {seconds / whole:.0%}")
-        for name, seconds in sorted(sums.items(), key=lambda pair: -pair[1])
+    # As in the chart, where a stripe has the colour of its place.
+    colours = {line.label: f"fill{i % COLOURS}" for i, line in enumerate(order)}
+    ranked = sorted(sums.items(), key=lambda pair: -pair[1])
+    bar = [
+        element("span", class_=colours[name], style=f"width:{seconds / whole:.2%}")
+        for name, seconds in ranked
     ]
+    shares = [
+        element(
+            "li",
+            element("i", class_=colours[name]),
+            element("span", name),
+            element("span", f"{seconds / whole:.0%}", class_="num"),
+            element("span", f"{seconds:,.1f} s", class_="num dim"),
+        )
+        for name, seconds in ranked
+    ]
+    spent = element("div", element("div", *bar, class_="share-bar"),
+                    element("ul", *shares, class_="shares"), class_="card stack tight")  # fmt: skip
     chart = stack_chart("Seconds of a step by phase", order)
-    return joined(element("div", chart, class_="charts"), element("ul", *shares))
+    return joined(spent, element("div", chart, class_="grid"))
 
 
 def lines_of(record: RunRecord, names: Sequence[str]) -> list[ChartLine]:

@@ -45,13 +45,17 @@ _LIVE_S = 300.0
 """A run that wrote within so many seconds may still be running."""
 
 
+_TONES = {"error": "bad", "warning": "warn"}
+"""Class of a severity in the style sheet."""
+
+
 def verdict(record: RunRecord, findings: Sequence[Diagnosis], *, total: int | None) -> Html:
     """A box whose colour is that of the worst finding."""
     worst = next((s for s in SEVERITIES if any(f.severity == s for f in findings)), "note")
     lines = [_progress(record, total), *_reached(record), _health(findings)]
     lines += [f"Cannot be read: {one.file}: {one.why}" for one in record.damaged()]
-    kind = "error" if record.unread else worst
-    return element("div", *(element("p", line) for line in lines), class_=f"verdict {kind}")
+    tone = "bad" if record.unread else _TONES.get(worst, "good")
+    return element("div", *(element("p", line) for line in lines), class_=f"verdict {tone}")
 
 
 def _progress(record: RunRecord, total: int | None) -> str:
@@ -116,12 +120,18 @@ def findings_section(findings: Sequence[Diagnosis]) -> Html:
     """Every finding, the most severe first."""
     if not findings:
         return element("p", f"None of the {len(RULES)} rules has anything to say.")
-    return joined(*(_one(finding) for finding in findings))
+    shown = element("ul", *(_one(finding) for finding in findings), class_="findings")
+    return element("div", shown, class_="card")
 
 
 def _one(finding: Diagnosis) -> Html:
     seen = finding.symptom
-    head = element("b", f"{finding.severity} {finding.rule}", class_="kind")
+    tone = _TONES.get(finding.severity, "")
+    head = [
+        element("span", finding.severity, class_=f"tag {tone}".strip()),
+        element("code", finding.rule),
+        element("strong", finding.title),
+    ]
     steps = ", ".join(map(str, seen.steps[:_MOST])) + (", ..." if len(seen.steps) > _MOST else "")
     numbers = "; ".join(f"{name} {number(value)}" for name, value in seen.numbers.items())
     evidence = {
@@ -132,14 +142,14 @@ def _one(finding: Diagnosis) -> Html:
         "Then": "; ".join(seen.experiment.then),
     }
     rows = [
-        element("div", element("span", f"{label}: ", class_="dim"), words)
+        element("div", element("dt", label), element("dd", words, class_="text"))
         for label, words in evidence.items()
         if words
     ]
-    said = element("p", head, f" {finding.title}")
-    return element(
-        "div", said, element("p", seen.says), *rows, class_=f"finding {finding.severity}"
-    )
+    said = element("p", seen.says, class_="text")
+    facts = element("dl", *rows, class_="facts") if rows else None
+    return element("li", element("div", *head, class_="row"), said, facts,
+                   class_=f"finding {tone or 'info'}")  # fmt: skip
 
 
 # Settings: the batch plan, and every key that is not at its default.
@@ -352,7 +362,7 @@ def _document(run: RunDirectory, top: Html, sections: dict[str, Html]) -> str:
     name = "/".join(run.root.resolve().parts[-2:])
     links = [element("a", title, href=f"#{title.lower()}") for title in sections]
     body = [
-        element("section", element("h2", title), inner, id=title.lower())
+        element("section", element("h2", title), inner, id=title.lower(), class_="stack tight")
         for title, inner in sections.items()
     ]
     head = element(
@@ -364,5 +374,8 @@ def _document(run: RunDirectory, top: Html, sections: dict[str, Html]) -> str:
         element("style", Html(sheet())),
     )
     made = element("p", f"Made by Luyen {__version__} from {run.root}.", class_="dim")
-    inner = element("body", element("h1", name), made, top, element("nav", *links), *body)
+    brand = element("span", "Luyen report", class_="brand")
+    bar = element("header", brand, element("nav", *links), class_="bar")
+    heading = element("div", element("h1", name), made)
+    inner = element("body", bar, element("main", heading, top, *body, class_="stack"))
     return f"<!doctype html>\n{element('html', head, inner, lang='en')}\n"

@@ -6,7 +6,7 @@ import json
 from luyen.base.records import Branch, Score, Source, ToolCall
 from luyen.studio.doctor.record import RunRecord
 from luyen.studio.doctor.vocabulary import TokenText
-from luyen.studio.report.html import Child, Html, element, joined, missing, number, table
+from luyen.studio.report.html import Html, element, joined, missing, number
 from luyen.telemetry.rollout_files import Advantages, RecordedRollout
 
 # One rollout as HTML.
@@ -25,8 +25,10 @@ _ORIGINS = {
 def legend() -> Html:
     """Legend of the token colours."""
     kinds = [element("span", name, class_=f"s{int(source)}") for source, name in _ORIGINS.items()]
-    words = ". A sampled token with an advantage is green where it is above 0 and red below; "
-    more = "one without was not trained on. Point at a token for its numbers."
+    words = (
+        ". The ground of a sampled token is blue where its advantage is above 0 and orange below; "
+    )
+    more = "one without an advantage was not trained on. Point at a token for its numbers."
     spaced = [part for kind in kinds for part in (kind, ", ")][:-1]
     return element("p", "Tokens by origin: ", *spaced, words, more, class_="dim")
 
@@ -34,31 +36,35 @@ def legend() -> Html:
 def sample(name: str, recorded: RecordedRollout, text: TokenText) -> Html:
     """One rollout with tokens, scores and tool calls."""
     rollout = recorded.rollout
-    reward = "not judged" if rollout.score is None else f"reward {number(rollout.score.value)}"
-    head = f"{name}: {reward}"
-    place = f" {rollout.group}/{rollout.sample}, ended: {rollout.stop.value}"
     rows = recorded.earlier or (None,) * len(rollout.earlier)
     streams = [
         _tokens(branch, row, text)
         for branch, row in zip(rollout.branches, (*rows, recorded.advantages), strict=True)
     ]
-    fault = None if rollout.fault is None else element("p", f"Fault: {rollout.fault}")
-    left_out = (
-        element("p", "The step did not train on it.", class_="dim")
-        if recorded.advantages is None
-        else None
-    )
-    tree = None if rollout.score is None else element("ul", _tree(rollout.score), class_="tree")
+    chips: dict[str, str] = {
+        "Reward": "not judged" if rollout.score is None else number(rollout.score.value),
+        "Rollout": f"{rollout.group}/{rollout.sample}",
+        "Ended by": rollout.stop.value,
+        "Tokens": number(len(rollout.tokens)),
+    }
+    facts = [
+        element("div", element("dt", key), element("dd", value)) for key, value in chips.items()
+    ]
+    fault = rollout.fault and element("p", f"Fault: {rollout.fault}", class_="bad-text text")
+    left_out = None
+    if recorded.advantages is None:
+        left_out = element("p", "The step did not train on it.", class_="dim")
+    tree = element("ul", _tree(rollout.score), class_="tree") if rollout.score else None
     return element(
-        "div",
-        element("b", head),
-        element("span", place, class_="dim"),
+        "article",
+        element("h3", name),
+        element("dl", *facts, class_="chips"),
         fault,
         left_out,
         *streams,
         tree,
         _calls(rollout.calls),
-        class_="sample",
+        class_="card stack tight",
     )
 
 
@@ -75,7 +81,7 @@ def _tokens(branch: Branch, advantages: Advantages | None, text: TokenText) -> H
             words = f" ... {count - _FIRST - _LAST:,} tokens left out ... "
             parts.append(element("span", words, class_="cut"))
         parts.append(_token(branch, i, row[i], largest, text))
-    return element("div", *parts, class_="tokens")
+    return element("div", *parts, class_="tokens boxed", tabindex="0")
 
 
 def _token(
@@ -85,39 +91,55 @@ def _token(
     facts = [f"id {token}", _ORIGINS[source], f"turn {branch.turns[place]}"]
     facts += [] if logp is None else [f"logp {logp:.4f}"]
     facts += [] if advantage is None else [f"advantage {number(advantage)}"]
-    style = None
-    if advantage:
-        colour = "--good" if advantage > 0 else "--bad"
-        style = f"background:rgba(var({colour}),{0.12 + 0.4 * abs(advantage) / largest:.2f})"
+    level = 0 if advantage is None else round(4 * advantage / largest)
+    ground = "" if not level else f" {'above' if level > 0 else 'below'}{abs(level)}"
     title = ", ".join(facts)
-    return element("span", text(token), class_=f"s{int(source)}", style=style, title=title)
+    return element("span", text(token), class_=f"s{int(source)}{ground}", title=title)
 
 
 def _tree(score: Score) -> Html:
     """A score with its components."""
-    weight = "" if score.weight == 1.0 else f" x {number(score.weight)}"
-    error = "" if score.error is None else f" ({score.error})"
+    weight = None if score.weight == 1.0 else f"\u00d7 {number(score.weight)}"
+    row = element(
+        "div",
+        element("span", score.name),
+        element("strong", number(score.value), class_="num"),
+        element("span", weight, class_="dim small") if weight else None,
+        element("span", score.remarks().strip(), class_="dim small") if score.remarks() else None,
+        element("span", score.error, class_="tag bad") if score.error is not None else None,
+        class_="row",
+    )
     parts = [_tree(part) for part in score.parts]
-    inner = element("ul", *parts, class_="tree") if parts else None
-    words = f"{score.name}: {number(score.value)}{weight}{score.remarks()}{error}"
-    return element("li", words, inner)
+    return element("li", row, element("ul", *parts, class_="tree") if parts else None)
 
 
 def _calls(calls: tuple[ToolCall, ...]) -> Html | None:
     if not calls:
         return None
-    rows: list[tuple[Child, ...]] = [
-        (
-            str(call.turn),
-            call.name or "unreadable",
-            element("code", _cut(json.dumps(dict(call.arguments), default=repr))),
-            call.status.value + (f": {call.error}" if call.error else ""),
-            element("pre", _cut(call.result)),
-        )
-        for call in calls
-    ]
-    head = ("turn", "tool", "arguments", "status", "result")
-    return joined(element("h3", "Tool calls"), table(head, rows))
+    return joined(
+        element("h3", "Tool calls"), element("ol", *map(_call, calls), class_="tool-calls")
+    )
+
+
+def _call(call: ToolCall) -> Html:
+    facts = f"turn {call.turn}, {call.status.value}, {call.seconds:.3g} s"
+    head = element(
+        "div",
+        element("strong", call.name or "unreadable", class_="mono"),
+        element("span", facts, class_="dim small"),
+        class_="row between",
+    )
+    said = {
+        "Arguments": json.dumps(dict(call.arguments), default=repr, ensure_ascii=False),
+        "Result": call.result,
+    }
+    columns = [
+        element("div", element("span", title, class_="dim"),
+                element("div", _cut(words), class_="text mono"))
+        for title, words in said.items()
+    ]  # fmt: skip
+    error = element("p", call.error, class_="bad-text small text") if call.error else None
+    return element("li", head, error, element("div", *columns, class_="columns small"))
 
 
 def _cut(text: str) -> str:

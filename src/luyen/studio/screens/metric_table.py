@@ -21,7 +21,7 @@ from luyen.studio.metric_lines import open_records
 
 Column = NDArray[np.float64]
 _BLOCK = 2**20
-_MOST_CELLS = 3_000_000
+_MOST_CELLS = 1_500_000
 """Cells of a table; each takes 8 bytes, and three times that once rows are merged."""
 _LEAST_ROOM = 256
 _MOST_NAMES = 4096

@@ -11,11 +11,10 @@ from typing import Any
 
 from luyen.base.errors import UserError
 from luyen.base.secrets import masked
-from luyen.config.check import check
+from luyen.config.check import batch_lines, check, offline_lines
 from luyen.config.explain import json_schema
 from luyen.config.fields import all_fields
 from luyen.config.machine import this_machine
-from luyen.config.plan import batch_lines, offline_lines
 from luyen.sandbox.launch import missing
 from luyen.studio.screens.records import finding_json, memory_bars, problem_json
 

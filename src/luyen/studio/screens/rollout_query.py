@@ -94,6 +94,7 @@ def table_page(
         "cursor": after,
         "scanned_steps": scanned,
         "indexed_steps": index.indexed_steps,
+        "known_steps": len(index.steps),
         "total_steps": len(steps),
         "total_rows": total,
         "damaged": {str(s): why.partition(": ")[2] for s, why in list(index.damaged.items())[:20]},
@@ -161,12 +162,11 @@ def _by_step(
     last = _place(cursor)
     sign = 1 if wanted.is_ascending else -1
     # Only steps that can be on the page are looked at, a few at a time.
-    counts: dict[int, int] = {}
+    steps: set[int] = set()
     for block, mask in zip(index.blocks(), masks, strict=False):
-        steps, many = np.unique(block["step"][mask], return_counts=True)
-        counts |= dict(zip(steps.tolist(), many.tolist(), strict=True))
+        steps |= set(_distinct(block["step"][mask]))
     found: list[tuple[int, int]] = []
-    for step in sorted(counts, reverse=not wanted.is_ascending):
+    for step in sorted(steps, reverse=not wanted.is_ascending):
         if last is not None and sign * step < sign * last[0]:
             continue
         part = index.part(step)
@@ -178,6 +178,14 @@ def _by_step(
                 return found, f"{found[-1][0]}:{found[-1][1]}"
             found.append((step, row))
     return found, None
+
+
+def _distinct(steps: Array) -> list[int]:
+    """The different values; those of a step stand together, so that few are compared."""
+    if not len(steps):
+        return []
+    starts = np.flatnonzero(np.diff(steps)) + 1
+    return steps[np.concatenate([[0], starts])].tolist()
 
 
 def _by_value(
@@ -195,7 +203,8 @@ def _by_value(
     for number, (block, mask) in enumerate(zip(index.blocks(), masks, strict=False)):
         places = np.flatnonzero(mask)
         keys = sign * block[_SORTS[wanted.sort]][places].astype(np.float64)
-        has = ~np.isnan(keys)
+        # What is worse than all of a whole page so far is left out before anything is ordered.
+        has = keys <= best[-1][0] if len(best) == most else ~np.isnan(keys)
         places, keys = places[has], keys[has]
         if len(keys) > most:
             chosen = _smallest(keys, block["step"][places].astype(np.int64) << 32 | places, most)

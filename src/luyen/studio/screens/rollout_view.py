@@ -4,15 +4,17 @@ import math
 import shlex
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from luyen.base.errors import UserError
-from luyen.base.records import Score, Source
+from luyen.base.records import Rollout, Score, Source
 from luyen.base.secrets import masked
 from luyen.studio.doctor.vocabulary import TokenText
 from luyen.studio.screens.folder import KnownRun, Refusal
 from luyen.studio.screens.rollout_index import RolloutIndex
 from luyen.studio.screens.rollout_query import previews, rows_of_group
+from luyen.studio.token_file import TokenNumbers, read_token_numbers
 from luyen.telemetry.rollout_files import RecordedRollout, StoredRollout, read_rollout_at
 
 _ROLES = {
@@ -22,29 +24,42 @@ _ROLES = {
     Source.TEMPLATE: "template",
 }
 _MOST_TOKENS = 200_000
+_SIBLING = ("index", "reward", "advantage", "tokens")
 _NO_TRAINER = "the file has no log-probabilities of the trainer: "
 MISSING = {
     "validation": f"{_NO_TRAINER}nothing is trained on a validation",
-    "old": f"{_NO_TRAINER}it was written by an older version; `luyen replay` computes them",
+    "old": f"{_NO_TRAINER}it was written by an older version; a replay of the step computes them",
     "unused": f"{_NO_TRAINER}the step did not train on the rollout",
-    "bypass": f"{_NO_TRAINER}the algorithm takes those of the sampler",
-    "entropy": "entropies are recorded as a mean of the step only (actor/entropy)",
+    "bypass": f"{_NO_TRAINER}the algorithm takes those of the sampler; a replay of the step "
+    "computes them",
+    "entropy": "entropies are recorded as a mean of the step only (actor/entropy); a replay of the "
+    "step computes them",
     "advantage": "the step did not train on the rollout",
 }
 
 
+def token_file(folder: Path, known: KnownRun, step: int) -> Path:
+    """Where a replay that the studio started writes the numbers of the tokens of a step."""
+    return folder / ".studio" / "tokens" / known.id / f"step_{step:06d}.parquet"
+
+
 def rollout_page(
-    known: KnownRun, index: RolloutIndex, *, split: str, step: int, row: int, text: TokenText
+    known: KnownRun,
+    index: RolloutIndex,
+    *,
+    split: str,
+    step: int,
+    row: int,
+    text: TokenText,
+    folder: Path,
 ) -> dict[str, Any]:
-    """Everything of one rollout."""
+    """Everything of one rollout; `folder` is that of the runs."""
     stored = _stored(index, step, row)
-    recorded = stored.recorded
-    rollout = recorded.rollout
+    recorded, rollout = stored.recorded, stored.recorded.rollout
+    replayed = _replayed(rollout, token_file(folder, known, step)) if split == "train" else None
     [shown] = previews(index, [(step, row)], split=split, text=text)
     group = group_page(index, split=split, step=step, group=str(rollout.group), text=text)
     mine = {"index": row, "reward": shown["reward"], "advantage": _own_advantage(recorded)}
-    name = f"{rollout.group}/{rollout.sample}"
-    place = shlex.quote(str(known.directory.root))
     return {
         **shown,
         "answer": rollout.text,
@@ -52,7 +67,8 @@ def rollout_page(
         "sample": rollout.sample,
         "messages": messages_of(rollout, rollout.calls, text),
         "earlier": [messages_of(branch, (), text) for branch in rollout.earlier],
-        "tokens": _streams(stored, text),
+        "tokens": _streams(stored, replayed and replayed[0], text),
+        "replayed": replayed and {"is_equal": replayed[1]},
         "reward_tree": None if rollout.score is None else score_json(rollout.score),
         "tool_calls": [_call(call) for call in rollout.calls],
         "given": [{"turn": turn, "value": value} for turn, value in rollout.given],
@@ -60,19 +76,28 @@ def rollout_page(
         "baseline": recorded.baseline,
         "ground_truth": None,
         "data_source": None,
-        "siblings": [
-            {n: one[n] for n in ("index", "reward", "advantage", "tokens")}
-            for one in group["rows"]
-        ],
+        "siblings": [{n: one[n] for n in _SIBLING} for one in group["rows"]],
         "advantage_reason": why_zero(mine, group["rows"], is_used=recorded.advantages is not None,
                                      fault=rollout.fault, split=split),
-        "missing": _missing(stored, split),
-        "commands": {
-            "replay": f"luyen replay {place} --step {step}",
-            "regenerate": f"luyen replay {place} --step {step} --rollout {shlex.quote(name)}",
-            "rescore": f"luyen rescore {place} --steps {step}",
-        },
+        "missing": {} if replayed else _missing(stored, split),
+        "commands": _commands(known, step, f"{rollout.group}/{rollout.sample}"),
     }  # fmt: skip
+
+
+def _replayed(rollout: Rollout, file: Path) -> tuple[TokenNumbers, bool] | None:
+    return read_token_numbers(
+        file, group=str(rollout.group), sample=rollout.sample, tokens=rollout.tokens
+    )
+
+
+def _commands(known: KnownRun, step: int, name: str) -> dict[str, str]:
+    """Commands about the rollout of a name, to copy."""
+    place = shlex.quote(str(known.directory.root))
+    return {
+        "replay": f"luyen replay {place} --step {step}",
+        "regenerate": f"luyen replay {place} --step {step} --rollout {shlex.quote(name)}",
+        "rescore": f"luyen rescore {place} --steps {step}",
+    }
 
 
 def _stored(index: RolloutIndex, step: int, row: int) -> StoredRollout:
@@ -95,11 +120,16 @@ def _own_advantage(recorded: RecordedRollout) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _streams(stored: StoredRollout, text: TokenText) -> dict[str, Any]:
+def _streams(
+    stored: StoredRollout, replayed: TokenNumbers | None, text: TokenText
+) -> dict[str, Any]:
     rollout = stored.recorded.rollout
     count = min(len(rollout.tokens), _MOST_TOKENS)
     logps = rollout.logps[:count]
-    trainer = None if stored.trainer_logps is None else stored.trainer_logps[:count]
+    trainer, entropy = stored.trainer_logps, None
+    if replayed is not None:
+        trainer, entropy = trainer or replayed.trainer_logps, list(replayed.entropy[:count])
+    trainer = None if trainer is None else trainer[:count]
     ratio = None
     if trainer is not None:
         pairs = zip(trainer, logps, strict=True)
@@ -115,7 +145,7 @@ def _streams(stored: StoredRollout, text: TokenText) -> dict[str, Any]:
         "trainer_logprob": None if trainer is None else list(trainer),
         "ratio": ratio,
         "advantage": None if advantages is None else list(advantages[:count]),
-        "entropy": None,
+        "entropy": entropy,
         "kept_mass": list(rollout.kept_mass[:count]) or None,
         "version": list(rollout.versions[:count]),
         "left_out": len(rollout.tokens) - count,

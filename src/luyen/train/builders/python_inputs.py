@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,9 +20,9 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
-from luyen.base.files import temporary_path
+from luyen.base.files import temporary_path, writing
 from luyen.base.rundir import RunDirectory
-from luyen.config.python_objects import write_objects
+from luyen.config.python_objects import is_decorated, write_objects
 from luyen.data.python_rows import are_addresses, is_dataset_dict, splits, write_rows
 from luyen.telemetry.callbacks import Callback, demand_callbacks
 from luyen.telemetry.early_stopping import EarlyStopping
@@ -30,6 +30,10 @@ from luyen.telemetry.early_stopping import EarlyStopping
 _TURNS = "actor_rollout_ref.rollout.multi_turn"
 _REWARD = "reward.custom_reward_function"
 _REWARD_FIX = "give a function, a list of functions, or pairs (function, weight)"
+_SUM = "weighted_sum"
+"""The function that adds up the scores of several rewards."""
+_OF_THE_SUM = frozenset({"score", "completions", "extra_info", "columns", "_combined", _SUM})
+"""Names that the sum itself has, in what it returns and in its file."""
 
 
 @final
@@ -110,7 +114,8 @@ def _reward_keys(reward: Any, folder: Path) -> dict[str, Any]:
         if not callable(one):
             why = "it is no function, and rules by name do not mix with functions"
             raise UserError("reward", repr(one)[:80], why, _REWARD_FIX)
-    named = _by_name([one for one, _ in pairs])
+    is_sum = len(pairs) > 1 or pairs[0][1] != 1.0
+    named = _by_name([one for one, _ in pairs], taken=_OF_THE_SUM if is_sum else frozenset())
     path, name = _reward_file(named, [weight for _, weight in pairs], folder)
     return {f"{_REWARD}.path": str(path), f"{_REWARD}.name": name}
 
@@ -137,29 +142,36 @@ def _reward_file(
         [name] = named
         return write_objects(folder, "reward", named, live=named).path, name
     listed = [(name, one, w) for (name, one), w in zip(named.items(), weights, strict=True)]
-    name = "weighted_sum"
 
-    def weighted_sum(completions: list[str], **columns: Any) -> list[dict[str, float]]:
-        return combined(listed, {"completions": completions, **columns})
+    def weighted_sum(
+        completions: list[str], extra_info: list[Any], **columns: Any
+    ) -> list[dict[str, float]]:
+        return combined(listed, {**columns, "completions": completions, "extra_info": extra_info})
 
     weighted_sum.__module__ = "luyen_inputs"  # it calls code of the user, and is treated as such
     words = ", ".join(f"({n!r}, {n}, {w!r})" for n, _, w in listed)
     end = (
         "\n\nfrom luyen.rewards.combined import combined as _combined\n\n\n"
-        f"def {name}(completions, **columns):\n"
-        f"    return _combined([{words}], {{'completions': completions, **columns}})\n"
+        f"def {_SUM}(completions, extra_info, **columns):\n"
+        "    given = {**columns, 'completions': completions, 'extra_info': extra_info}\n"
+        f"    return _combined([{words}], given)\n"
     )
-    file = write_objects(folder, "reward", named, end=end, live={**named, name: weighted_sum})
-    return file.path, name
+    file = write_objects(folder, "reward", named, end=end, live={**named, _SUM: weighted_sum})
+    return file.path, _SUM
 
 
-def _by_name(functions: Sequence[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Functions by names that Python and metrics can take; a second one of a name gets a number."""
+def _by_name(
+    functions: Sequence[Callable[..., Any]], *, taken: Container[str]
+) -> dict[str, Callable[..., Any]]:
+    """Functions by names that Python and metrics can take.
+
+    A second one of a name gets a number, and so does one whose name is `taken`.
+    """
     found: dict[str, Callable[..., Any]] = {}
     for function in functions:
         name = base = _name_of(function)
         number = 2
-        while name in found:
+        while name in found or name in taken:
             name, number = f"{base}_{number}", number + 1
         found[name] = function
     return found
@@ -204,24 +216,30 @@ def _tool_keys(tools: Any, folder: Path) -> dict[str, Any]:
     listed: list[Any] = list(tools) if isinstance(tools, list | tuple) else [tools]
     made: dict[str, FunctionTool | ClassTool] = {}
     members: dict[str, Any] = {}
-    wrapped: list[str] = []
+    lines = ["import luyen as _luyen"]
     for one in listed:
         if isinstance(one, FunctionTool | ClassTool):
             inner: Any = one.function if isinstance(one, FunctionTool) else one.cls
             _refuse_processes(one)
-            made[inner.__name__] = one
+            found, named = one, one.options()
         elif inspect.isroutine(one) or inspect.isclass(one):
-            inner = one
-            kind = "tool_class" if inspect.isclass(one) else "tool"
-            made[inner.__name__] = tool_class(one) if inspect.isclass(one) else tool(one)
-            wrapped.append(f"{inner.__name__} = {kind}({inner.__name__})")
+            inner, named = one, {}
+            found = tool_class(one) if inspect.isclass(one) else tool(one)
         else:
             fix = "give functions with types and docstrings, or tools of luyen.tool"
             raise UserError("tools", repr(one)[:80], "it is no tool", fix)
-        members[inner.__name__] = inner
-    end = ""
-    if wrapped:
-        end = "\n\nfrom luyen import tool, tool_class\n\n" + "\n".join(wrapped) + "\n"
+        name = inner.__name__
+        if name in made:
+            why = "two tools are functions or classes of this name, and a file holds one"
+            raise UserError("tools", name, why, "rename one of the two")
+        made[name], members[name] = found, inner
+        value = f"globals().pop({name!r})"  # from where it is defined to its place in the list
+        if found is not one or not is_decorated(inner, by=(tool, tool_class)):
+            words = ", ".join(f"{key}={given!r}" for key, given in named.items())
+            kind = "tool_class" if inspect.isclass(inner) else "tool"
+            value = f"_luyen.{kind}({words})({value})"
+        lines.append(f"{name} = {value}")
+    end = "\n\n" + "\n".join(lines) + "\n"
     file = write_objects(folder, "tools", members, end=end, live=made)
     return {f"{_TURNS}.enable": True, f"{_TURNS}.function_tool_path": str(file.path)}
 
@@ -277,11 +295,14 @@ def _origin_of(model: Any) -> str:
 
 def _saved(stem: str, parts: Sequence[Any], folder: Path) -> Path:
     """A folder `STEM-DIGEST` with what the objects save of themselves."""
+    from luyen.models.export import disk_errors
+
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = temporary_path(folder / stem)
     for part in parts:
         if part is not None and not isinstance(part, str | Path):
-            part.save_pretrained(str(unfinished))
+            with writing(unfinished, field=stem), disk_errors():
+                part.save_pretrained(str(unfinished))
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(path for path in unfinished.rglob("*") if path.is_file()):
         digest.update(file.name.encode())
@@ -307,6 +328,9 @@ def split_callbacks(given: Sequence[Any]) -> tuple[list[Callback], dict[str, Any
         >>> split_callbacks([EarlyStopping(metric="reward/mean")])[1]["trainer.early_stopping.mode"]
         'max'
     """
+    if not isinstance(cast(object, given), list | tuple):
+        fix = "give a list: callbacks=[...]"
+        raise UserError("callbacks", type(given).__name__, "it is no list of callbacks", fix)
     rules = [one for one in given if isinstance(one, EarlyStopping)]
     if len(rules) > 1:
         why = "a run has one metric that stops it"

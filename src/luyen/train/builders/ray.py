@@ -25,7 +25,7 @@ from luyen.runtime.ray.cluster import STORE_BYTES, connect
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.pools import CRITIC, REFERENCE, REWARD, PoolFacts, plan_pools
 from luyen.runtime.roles import Roles
-from luyen.runtime.training import RankPlace, training_engines
+from luyen.runtime.training import RankPlace, TrainingEngine, training_engines
 from luyen.runtime.worker import TrainWorker
 from luyen.train.batch import RequiredSignals
 from luyen.train.builders.reward import ray_reward_model
@@ -91,7 +91,7 @@ def _start_processes(
     where: Placement,
     places: Mapping[str, Sequence[Mapping[str, Any]]],
     opened: ExitStack,
-) -> "tuple[dict[str, RankGroup], RayEngines]":
+) -> "tuple[dict[str, RankGroup[TrainWorker]], RayEngines]":
     """Start the ranks of each pool, by role, and replicas; `opened` ends them on an error."""
     from luyen.runtime.ray.actors import start_engines
     from luyen.runtime.ray.ranks import RankGroup
@@ -100,7 +100,7 @@ def _start_processes(
     pools = {REFERENCE: where.reference_pool, CRITIC: where.critic_pool}
     apart = [role for role, pool in pools.items() if pool is not None]
     shared = [role for role in TRAINERS if role not in apart]
-    groups: dict[str, RankGroup] = {}
+    groups: dict[str, RankGroup[TrainWorker]] = {}
     for role, models in {"actor": shared, **{role: [role] for role in apart}}.items():
         make = partial(make_rank, config, needs, where.device, models)
         groups[role] = RankGroup(
@@ -134,6 +134,15 @@ def make_rank(
 ) -> TrainWorker:
     """Build the models of one rank, those of its roles; called in its process."""
     import_plugins(config.trainer.plugins)
+    engine = join_engine(config, device, rank, ranks, address)
+    tokenizer = load_run_tokenizer(config)
+    return build_worker(config, tokenizer, needs, device, rank=rank, engine=engine, roles=roles)
+
+
+def join_engine(
+    config: RunConfig, device: str, rank: int, ranks: int, address: str
+) -> TrainingEngine:
+    """The training engine of a rank, which joins the others; called in its process."""
     actor = config.actor_rollout_ref.actor
     place = RankPlace(
         device=device,
@@ -142,10 +151,7 @@ def make_rank(
         address=address,
         timeout_s=config.trainer.timeouts.collective_s,
     )
-    make = training_engines.get(training_engine(actor.strategy, ranks))
-    engine = make(place, actor.fsdp_config)
-    tokenizer = load_run_tokenizer(config)
-    return build_worker(config, tokenizer, needs, device, rank=rank, engine=engine, roles=roles)
+    return training_engines.get(training_engine(actor.strategy, ranks))(place, actor.fsdp_config)
 
 
 def make_replica(config: RunConfig, device: str, index: int) -> RolloutEngine:

@@ -33,7 +33,7 @@ from luyen.rollout.servers import openai, sglang, vllm
 from luyen.rollout.servers.build import ServerPlace
 from luyen.rollout.servers.temporary import temporary_folder
 from luyen.runtime.generation import Generation
-from luyen.runtime.in_process import STRICT_VARIABLE, local_roles
+from luyen.runtime.in_process import is_strict, local_roles
 from luyen.runtime.roles import RoleMicroBatching, Roles
 from luyen.runtime.training import (
     PolicyLearner,
@@ -111,7 +111,7 @@ def build_roles(
     """Build the roles of a run in this process, on one device.
 
     `runs_ahead`: generation continues during updates, so several versions are loaded. In strict
-    mode (`STRICT_VARIABLE`) messages are pickled.
+    mode messages are pickled.
     """
     worker = build_worker(config, tokenizer, needs, device)
     policy, rollout = worker.actor.policy, config.actor_rollout_ref.rollout
@@ -124,7 +124,7 @@ def build_roles(
         micro_batching=micro_batching(config, needs),
         frees_cache=rollout.free_cache_engine,
         partial_rollouts=has_partial_rollouts(config.trainer),
-        is_strict=os.environ.get(STRICT_VARIABLE) == "1",
+        is_strict=is_strict(),
     )
 
 

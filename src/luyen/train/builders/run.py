@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 
 from luyen.algorithms.controllers import (
     AdaptiveEntropyController,
@@ -145,8 +146,8 @@ def build_run(
         reward = build_run_reward(report, data, recorder, display, scorer=scorer, judge=judge)
         opened.callback(reward.close)
         validation = data.validation.prompts if data.validation is not None else ()
-        scored = (*data.train.prompts, *validation) if rules.needs.reward else validation
-        reward.check_sources({p.data_source for p in scored})
+        trained = data.train.prompts if rules.needs.reward else ()
+        reward.check_sources({p.data_source for p in chain(trained, validation)})
         run = OnlineRun(
             config=config,
             data=data,

@@ -15,7 +15,7 @@ from luyen.engine.optim import learning_rate
 from luyen.engine.step import UpdateResult
 from luyen.engine.supervised import ACCURACY
 from luyen.models.weight_digests import tensor_digests
-from luyen.runtime.worker import split_learned_state
+from luyen.runtime.roles import WeightDigests
 from luyen.telemetry.display import Display
 from luyen.telemetry.spans import SPANS, span
 from luyen.train import metric_names
@@ -27,40 +27,28 @@ from luyen.train.state import read_unvalidated_step, unvalidated_step
 
 # Digests of an offline step, under the stage names of online steps.
 
-_SMALL = (bool, int, float, str, type(None), list)
-
 
 def offline_stages(
     uids: Sequence[str],
     offline_batch: OfflineBatch,
     update: Mapping[str, float],
-    state: Mapping[str, Any],
+    weights: WeightDigests,
+    state: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, str]:
     """Digests of an offline step, without its metrics.
 
     `prompts` are the rows of the batch, `rollouts` their tokens; offline steps have no rewards and
-    no advantages.
+    no advantages. `state` is what the stage keeps besides weights and optimizer.
     """
-    roles = {name: part for name, part in state.items() if not is_small(part)}
-    moments, weights = split_learned_state(roles)
-    small = {name: part for name, part in state.items() if is_small(part)}
-    digests = tensor_digests({**moments, **weights})
     # Times differ, and runs of before accuracy was measured keep their digests.
     is_hashed = {name: name != ACCURACY and not name.startswith("time/") for name in update}
     hashed = {name: value for name, value in update.items() if is_hashed[name]}
     return {
         "prompts": hash_value(list(uids)),
         "rollouts": hash_value(tensor_digests(offline_batch.tensors())),
-        "gradients": hash_value(
-            [update_without_lr(hashed), {name: digests[name] for name in moments}]
-        ),
-        "weights": hash_value([{name: digests[name] for name in weights}, small]),
+        "gradients": hash_value([update_without_lr(hashed), dict(weights.moments())]),
+        "weights": hash_value([dict(weights.weights()), state]),
     }
-
-
-def is_small(part: Any) -> bool:
-    """Whether a part of a stage's state is a dict of plain values without tensors."""
-    return isinstance(part, dict) and all(isinstance(x, _SMALL) for x in part.values())
 
 
 @final
@@ -98,7 +86,13 @@ class OfflineSchedule:
     def stages(self, offline_batch: OfflineBatch, update: Mapping[str, float]) -> dict[str, str]:
         """Digests of the latest step."""
         uids = [self.data.train.prompts[i].uid for i in offline_batch.rows]
-        return offline_stages(uids, offline_batch, update, self.stage.state())
+        weights, state = self.stage.roles.weight_digests(), self.stage.state()
+        return offline_stages(uids, offline_batch, update, weights, state)
+
+    def restore(self, folder: Path) -> None:
+        """Restore the stage from a checkpoint."""
+        self.stage.roles.load(folder)
+        self.stage.restore({name: load_state(folder, name) for name in self.stage.state()})
 
 
 def update_metrics(done: UpdateResult) -> dict[str, float]:
@@ -109,11 +103,6 @@ def update_metrics(done: UpdateResult) -> dict[str, float]:
 
 DECLARED_METRICS = metric_names
 """Importing it declares every metric that a run writes."""
-
-
-def load_parts(folder: Path, stage: OfflineStage) -> dict[str, Any]:
-    """Load the parts of a stage's state from a checkpoint."""
-    return {name: load_state(folder, name) for name in stage.state()}
 
 
 @final
@@ -143,6 +132,7 @@ class OfflineRun:
         self.schedule = schedule
         self.config = config
         self.stage = schedule.stage
+        self.roles = schedule.stage.roles
         self.recorder = recorder
         self.display = display
         self.total_steps = schedule.total_steps
@@ -152,7 +142,7 @@ class OfflineRun:
         """Latest value of each goal metric."""
         self.interruption = Interruption()
         self.watchdog = PhaseWatchdog(config.trainer.watchdog, directory.events)
-        self.profiler = StepProfiler(config.trainer.profile, directory)
+        self.profiler = StepProfiler(config.trainer.profile, directory, workers=self.roles.traces)
         self.callbacks = run_callbacks(directory, config.trainer)
         """What is told of steps, validations and checkpoints."""
         self._progress = OfflineProgress()
@@ -212,7 +202,7 @@ class OfflineRun:
     def record_step(self, *, validation: Mapping[str, float]) -> None:
         """Write and display metrics and digest of the finished step, its validation included."""
         metrics, stages = self._unrecorded()
-        found = {**metrics, **validation, **SPANS.drain(self.step)}
+        found = {**metrics, **validation, **SPANS.drain(self.step), **self.roles.metrics()}
         self.recorder.poll()
         self.recorder.record_step(self.step, found, stages)
         self.callbacks.recorded(self.step, self.total_steps, found, validation)
@@ -233,7 +223,7 @@ class OfflineRun:
                 if self.is_recorded
                 else unvalidated_step(*self._unrecorded()),
             }
-            self.recorder.save_stage(self.stage.state(), loop)
+            self.recorder.save_stage(self.roles, {**self.stage.state(), "loop": loop})
             path = self.recorder.directory.checkpoint(self.step)
             self.callbacks.saved(self.step, self.total_steps, path)
 

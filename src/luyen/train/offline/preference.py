@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from luyen.algorithms.preference.step import PreferenceObjective, preference_facts
 from luyen.algorithms.statistic import Average
@@ -19,14 +18,20 @@ from luyen.config.schema.run import RunConfig
 from luyen.data.formats.detect import Kind
 from luyen.data.offline import OfflineData
 from luyen.engine.batch import OfflineBatch
-from luyen.engine.preference import MISMATCHED, PreferenceEngine, SequenceSums
+from luyen.engine.preference import MISMATCHED, PreferenceTrainer, SequenceSums
 from luyen.engine.step import UpdateResult
-from luyen.models.lora import adapter_off
-from luyen.models.weight_digests import tensor_digests
+from luyen.runtime.offline import OfflineRoles, OfflineWorker
 from luyen.train.builders.roles import reference_policy
 from luyen.train.offline.pairs import margin_of, pack_labelled, pack_pairs
-from luyen.train.offline.sft import actor_state, build_learner, restore_actor
-from luyen.train.offline.stage import Goal, OfflineStage, StageContext, StageKind, validation_names
+from luyen.train.offline.sft import build_learner
+from luyen.train.offline.stage import (
+    Goal,
+    OfflineStage,
+    StageContext,
+    StageKind,
+    WorkerContext,
+    validation_names,
+)
 
 # Precomputed reference log-probs: the reference is frozen, so its sums are computed once
 # and stored in the run directory; they equal those of a live reference. The table is keyed by rows,
@@ -41,15 +46,15 @@ def precomputed_reference(
     context: StageContext,
     directory: RunDirectory,
     *,
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, str],
 ) -> Callable[[OfflineBatch], SequenceSums]:
     """A lookup with the results of the live reference, computed once for all `batches`.
 
-    `weights` are those of the reference. The table is stored in the run directory.
+    `weights` are digests of the reference's. The table is stored in the run directory.
     """
     key, folder = _key(context, weights), directory.root / _FOLDER
     table = _stored_sums(folder, key) or _compute_sums(live, batches, context, folder, key)
-    device = context.device
+    device = context.roles.device
 
     def looked_up(offline_batch: OfflineBatch) -> SequenceSums:
         rows = [table[str(place)] for place in offline_batch.rows]
@@ -95,7 +100,7 @@ def _stored_sums(folder: Path, key: str) -> dict[str, SequenceSums] | None:
     }
 
 
-def _key(context: StageContext, weights: Mapping[str, Tensor]) -> str:
+def _key(context: StageContext, weights: Mapping[str, str]) -> str:
     """Hash of everything the table depends on."""
     config, rows = context.config, context.data.given
     validation = rows.validation.fingerprint if rows.validation is not None else None
@@ -112,7 +117,7 @@ def _key(context: StageContext, weights: Mapping[str, Tensor]) -> str:
             arr.ref.path,
             [config.preference.ld_alpha, list(config.preference.loss_type)],
             [data.max_prompt_length, data.max_response_length, data.apply_chat_template_kwargs],
-            [tensor_digests(weights), context.tokenizer.fingerprint()],
+            [dict(weights), context.tokenizer.fingerprint()],
         ]
     )
 
@@ -135,14 +140,17 @@ class PreferenceStage:
 
     def __init__(
         self,
-        engine: PreferenceEngine,
+        roles: OfflineRoles,
+        objective: PreferenceObjective,
         data: OfflineData[Any],
         *,
         use_margins: bool,
         is_mismatched: bool,
         longest: int,
     ) -> None:
-        self._engine = engine
+        self.roles = roles
+        self.trainer = PreferenceTrainer(roles, objective)
+        """Its steps; its reference is set once it can be computed."""
         self._data = data
         self._use_margins = use_margins
         self._is_mismatched = is_mismatched
@@ -151,11 +159,6 @@ class PreferenceStage:
             for row in (*data.train, *data.validation):
                 margin_of(row)
 
-    @property
-    def device(self) -> torch.device:
-        """Where passes run."""
-        return self._engine.learner.policy.device
-
     def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
         """Pack the rows at these indices: two sequences per pair, one per labelled answer."""
         return self._pack(self._data.train, rows)
@@ -163,28 +166,27 @@ class PreferenceStage:
     def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step."""
         del step  # nothing here is random
-        return self._engine.update(offline_batch, lr=lr)
+        return self.trainer.update(offline_batch, lr=lr)
 
     def measure(self) -> dict[str, float]:
         """The metrics of a step, on all validation rows."""
         rows = self._data.validation
         if not rows:
             return {}
-        found = self._engine.measure(self._pack(rows, range(len(rows)), is_validation=True))
+        found = self.trainer.measure(self._pack(rows, range(len(rows)), is_validation=True))
         return validation_names(found)
 
-    def state(self) -> dict[str, Any]:
-        """Weights, optimizer, and running statistics of the objective."""
-        history = self._engine.history
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Running statistics of the objective."""
+        history = self.trainer.history
         kept = None if history is None else [float(history.total), float(history.count)]
-        return {**actor_state(self._engine.learner), _STATE: {"history": kept}}
+        return {_STATE: {"history": kept}}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore weights, optimizer and running statistics."""
-        restore_actor(self._engine.learner, state)
+    def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore the running statistics."""
         kept = state[_STATE]["history"]
         total, count = (torch.tensor(x, dtype=torch.float64) for x in kept or (0.0, 0.0))
-        self._engine.history = None if kept is None else Average(total=total, count=count)
+        self.trainer.history = None if kept is None else Average(total=total, count=count)
 
     def batches(self, size: int) -> Iterator[OfflineBatch]:
         """All training rows, then all validation rows, in batches of `size`."""
@@ -197,12 +199,12 @@ class PreferenceStage:
         self, rows: Sequence[Any], places: Sequence[int], *, is_validation: bool = False
     ) -> OfflineBatch:
         renderer = self._data.given.renderer
-        if self._engine.objective.kind == "pair":
+        if self.trainer.objective.kind == "pair":
             return pack_pairs(
                 rows,
                 places,
                 renderer,
-                self.device,
+                self.roles.device,
                 use_margins=self._use_margins,
                 is_validation=is_validation,
             )
@@ -210,7 +212,7 @@ class PreferenceStage:
             rows,
             places,
             renderer,
-            self.device,
+            self.roles.device,
             is_mismatched=self._is_mismatched,
             longest=self._longest,
             is_validation=is_validation,
@@ -228,50 +230,45 @@ def objective_of(config: RunConfig) -> PreferenceObjective:
     )
 
 
-def live_reference(
-    context: StageContext, engine: PreferenceEngine
-) -> tuple[Callable[[OfflineBatch], SequenceSums], Mapping[str, Tensor]]:
-    """The reference, frozen or the policy with its adapter off, and its weights."""
-    policy = engine.learner.policy
-    if context.config.actor_rollout_ref.model.lora_rank == 0:
-        frozen = reference_policy(context.config, context.tokenizer, context.device)
-        return lambda offline_batch: engine.sums(frozen, offline_batch), dict(
-            frozen.named_parameters()
-        )
-
-    def without_adapter(offline_batch: OfflineBatch) -> SequenceSums:
-        with adapter_off(policy):
-            return engine.sums(policy, offline_batch)
-
-    return without_adapter, dict(policy.named_parameters())
-
-
 def kinds_of(config: RunConfig) -> tuple[Kind, ...]:
     """Row formats that the losses accept."""
     is_paired = preference_facts(config.preference.loss_type[0]).kind == "pair"
     return (Kind.PREFERENCE,) if is_paired else (Kind.LABELLED, Kind.PREFERENCE)
 
 
+def _worker(context: WorkerContext) -> OfflineWorker:
+    config, reference = context.config, None
+    learner = build_learner(context)
+    if objective_of(config).needs_reference and config.actor_rollout_ref.model.lora_rank == 0:
+        reference = context.frozen(reference_policy(config, context.tokenizer, context.device))
+    return OfflineWorker(learner=learner, reference=reference, rank=context.rank)
+
+
 def _build(context: StageContext) -> OfflineStage:
-    config = context.config
+    config, roles = context.config, context.roles
     objective = objective_of(config)
-    engine = PreferenceEngine(build_learner(config, context.tokenizer, context.device), objective)
     stage = PreferenceStage(
-        engine,
+        roles,
+        objective,
         context.data,
         use_margins=config.preference.use_margins,
         is_mismatched=objective.reads(MISMATCHED),
         longest=config.data.max_prompt_length + config.data.max_response_length,
     )
-    if objective.needs_reference:
-        live, weights = live_reference(context, engine)
-        # A replay has no directory: it computes the rows of its steps only.
-        if config.preference.reference == "precomputed" and context.directory is not None:
-            live = precomputed_reference(
-                live, stage.batches, context, context.directory, weights=weights
-            )
-        engine.reference = live
+    if not objective.needs_reference:
+        return stage
+
+    def live(offline_batch: OfflineBatch) -> SequenceSums:
+        return stage.trainer.sums(roles.reference_scores, offline_batch)
+
+    stage.trainer.reference = live
+    # A replay has no directory: it computes the rows of its steps only.
+    if config.preference.reference == "precomputed" and context.directory is not None:
+        stage.trainer.reference = precomputed_reference(
+            live, stage.batches, context, context.directory, weights=roles.reference_digests()
+        )
+        roles.drop_reference()
     return stage
 
 
-PREFERENCE = StageKind(kinds=kinds_of, build=_build)
+PREFERENCE = StageKind(kinds=kinds_of, worker=_worker, build=_build)

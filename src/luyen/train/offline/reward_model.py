@@ -24,12 +24,12 @@ from luyen.engine.reward_model import (
     TARGETS,
     RewardModelEngine,
     RewardObjective,
+    RewardTrainer,
 )
 from luyen.engine.step import UpdateResult
 from luyen.models.load import choose_threads
 from luyen.models.reward_model import load_reward_model
-from luyen.models.trained_weights import restore_parameters, trained_parameters
-from luyen.train.builders.roles import actor_passes
+from luyen.runtime.offline import OfflineRoles, OfflineWorker
 from luyen.train.offline.pairs import margin_of, pack_pairs
 from luyen.train.offline.stage import (
     VALIDATION,
@@ -37,6 +37,7 @@ from luyen.train.offline.stage import (
     OfflineStage,
     StageContext,
     StageKind,
+    WorkerContext,
     validation_names,
 )
 
@@ -153,19 +154,21 @@ class RewardModelStage:
 
     def __init__(
         self,
-        engine: RewardModelEngine,
+        roles: OfflineRoles,
         data: OfflineData[Any],
         reward_training: RewardTrainingConfig,
     ) -> None:
-        self._engine = engine
+        self.roles = roles
+        self._trainer = RewardTrainer(
+            roles,
+            RewardObjective(
+                name=reward_training.objective,
+                center_rewards_coefficient=reward_training.center_rewards_coefficient,
+            ),
+        )
         self._data = data
         self._reward_training = reward_training
         _demand_numbers((*data.train, *data.validation), reward_training)
-
-    @property
-    def device(self) -> torch.device:
-        """Where passes run."""
-        return self._engine.device
 
     @property
     def goals(self) -> tuple[Goal, ...]:
@@ -184,41 +187,40 @@ class RewardModelStage:
     def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step."""
         del step  # nothing here is random
-        return self._engine.update(offline_batch, lr=lr)
+        return self._trainer.update(offline_batch, lr=lr)
 
     def measure(self) -> dict[str, float]:
         """The metrics of a step, on all validation rows."""
         rows = self._data.validation
         if not rows:
             return {}
-        found = self._engine.measure(self._pack(rows, range(len(rows))))
+        found = self._trainer.measure(self._pack(rows, range(len(rows))))
         return validation_names(found)
 
-    def state(self) -> dict[str, Any]:
-        """Weights, head included, and optimizer."""
-        return {
-            "actor": trained_parameters(self._engine.model),
-            "actor_optimizer": self._engine.optimizer.state_dict(),
-        }
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Nothing: all is in weights and optimizer."""
+        return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore weights and optimizer."""
-        restore_parameters(self._engine.model, state["actor"])
-        self._engine.optimizer.load_state_dict(state["actor_optimizer"])
+    def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """There is nothing to restore."""
 
     def _pack(self, rows: Sequence[Any], places: Sequence[int]) -> OfflineBatch:
         renderer, reward_training = self._data.given.renderer, self._reward_training
         match reward_training.objective:
             case "bradley_terry":
                 return pack_scored_pairs(
-                    rows, places, renderer, self.device, use_margins=reward_training.use_margins
+                    rows,
+                    places,
+                    renderer,
+                    self.roles.device,
+                    use_margins=reward_training.use_margins,
                 )
             case "regression":
                 return pack_rated(
-                    rows, places, renderer, self.device, target_key=reward_training.target_key
+                    rows, places, renderer, self.roles.device, target_key=reward_training.target_key
                 )
             case "process":
-                return pack_steps(rows, places, renderer, self.device)
+                return pack_steps(rows, places, renderer, self.roles.device)
 
 
 def _demand_numbers(rows: Sequence[Any], reward_training: RewardTrainingConfig) -> None:
@@ -231,22 +233,20 @@ def _demand_numbers(rows: Sequence[Any], reward_training: RewardTrainingConfig) 
             margin_of(row, block=BLOCK)
 
 
-def build_reward_engine(config: RunConfig, device: str) -> RewardModelEngine:
-    """The reward model engine; a model without a score head gets a new one."""
-    arr, reward_training = config.actor_rollout_ref, config.reward_training
-    model = load_reward_model(arr.model, device=device, field=_FIELD, new_head=config.trainer.seed)
+def _worker(context: WorkerContext) -> OfflineWorker:
+    """A reward model and its optimizer; a model without a score head gets a new one."""
+    arr, seed = context.config.actor_rollout_ref, context.config.trainer.seed
+    model = load_reward_model(arr.model, device=context.device, field=_FIELD, new_head=seed)
     choose_threads(model)
-    objective = RewardObjective(
-        name=reward_training.objective,
-        center_rewards_coefficient=reward_training.center_rewards_coefficient,
-    )
+    if context.sharded is not None:
+        context.sharded(model)
     optimizer = build_optimizer(model, arr.actor.optim)
-    return RewardModelEngine(model, optimizer, actor_passes(arr.actor), objective)
+    engine = RewardModelEngine(model, optimizer, device=context.here)
+    return OfflineWorker(learner=engine, rank=context.rank)
 
 
 def _build(context: StageContext) -> OfflineStage:
-    engine = build_reward_engine(context.config, context.device)
-    return RewardModelStage(engine, context.data, context.config.reward_training)
+    return RewardModelStage(context.roles, context.data, context.config.reward_training)
 
 
 def _columns(config: RunConfig) -> tuple[str, ...]:
@@ -255,5 +255,8 @@ def _columns(config: RunConfig) -> tuple[str, ...]:
 
 
 REWARD_MODEL = StageKind(
-    kinds=lambda c: _KINDS[c.reward_training.objective], build=_build, columns=_columns
+    kinds=lambda c: _KINDS[c.reward_training.objective],
+    worker=_worker,
+    build=_build,
+    columns=_columns,
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.records import Source
@@ -14,17 +15,23 @@ from luyen.data.formats.records import ConversationRow, TextRow
 from luyen.data.formats.render import Weighted, render_conversation
 from luyen.data.offline import OfflineData
 from luyen.data.render import Rendered, Renderer
-from luyen.data.tokenizer import Tokenizer
 from luyen.engine.batch import OfflineBatch, PackedBatch, pack
 from luyen.engine.distill import DistillEngine, DistillObjective
-from luyen.engine.logprobs import score
-from luyen.engine.optim import build_optimizer
+from luyen.engine.optim import MasterOptimizer, build_optimizer
 from luyen.engine.step import UpdateResult
-from luyen.engine.supervised import ACCURACY, TOKEN_WEIGHT, SupervisedEngine
+from luyen.engine.supervised import ACCURACY, TOKEN_WEIGHT, SupervisedEngine, TokenAggregation
 from luyen.models.load import choose_threads
-from luyen.models.trained_weights import restore_parameters, trained_parameters
-from luyen.train.builders.roles import actor_passes, initial_policy, load_teacher
-from luyen.train.offline.stage import Goal, OfflineStage, StageContext, StageKind, validation_names
+from luyen.models.policy import Policy
+from luyen.runtime.offline import OfflineRoles, OfflineWorker
+from luyen.train.builders.roles import initial_policy, load_teacher
+from luyen.train.offline.stage import (
+    Goal,
+    OfflineStage,
+    StageContext,
+    StageKind,
+    WorkerContext,
+    validation_names,
+)
 
 Learnable = ConversationRow | TextRow
 
@@ -39,18 +46,20 @@ class SftStage:
     )
 
     def __init__(
-        self, engine: SupervisedEngine, data: OfflineData[Learnable], *, learn: str, seed: int = 0
+        self,
+        roles: OfflineRoles,
+        aggregation: TokenAggregation,
+        data: OfflineData[Learnable],
+        *,
+        learn: str,
+        seed: int = 0,
     ) -> None:
         """`seed` is the run's: with the step it decides the masks of an adapter's dropout."""
-        self._engine = engine
+        self.roles = roles
+        self._aggregation = aggregation
         self._data = data
         self._learn = learn
         self._seed = seed
-
-    @property
-    def device(self) -> torch.device:
-        """Where passes run."""
-        return self._engine.policy.device
 
     def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
         """Pack the rows at these indices."""
@@ -60,74 +69,65 @@ class SftStage:
     def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step; adds the number of trained tokens to its metrics."""
         key = derive_key(self._seed, "adapter dropout", step)
-        done = self._engine.update(offline_batch.batch, lr=lr, dropout_key=key)
+        weighed = self._aggregation.weigh(offline_batch.batch)
+        done = self.roles.update(weighed, lr=lr, dropout_key=key)
         tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(stepped=done.stepped, metrics={**done.metrics, "sft/tokens": tokens})
 
-    @torch.no_grad()
     def measure(self) -> dict[str, float]:
         """Mean negative log-likelihood and accuracy of the trained tokens, on validation rows."""
         if not self._data.validation:
             return {}
         batch = self._packed(self._data.validation)
-        found = score(
-            self._engine.policy, batch, self._engine.passes, temperature=1.0, likeliest=True
-        )
-        logp, right = (batch.layout.on_mask(found[n]) for n in ("logp", "is_likeliest"))
-        count = int(batch.layout.mask.sum())
+        found = self.roles.scores(batch)
         means = {
-            "sft/nll": -float(logp.double().sum()) / count,
-            ACCURACY: float(right.double().sum()) / count,
+            "sft/nll": -_mean(batch, found["logp"]),
+            ACCURACY: _mean(batch, found["is_likeliest"]),
         }
         return validation_names(means)
 
-    def state(self) -> dict[str, Any]:
-        """Weights and optimizer."""
-        return actor_state(self._engine)
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Nothing: all is in weights and optimizer."""
+        return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore weights and optimizer."""
-        restore_actor(self._engine, state)
+    def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """There is nothing to restore."""
 
     def _packed(self, rows: Sequence[Learnable]) -> PackedBatch:
         renderer = self._data.given.renderer
-        return pack_conversations(rows, renderer, self.device, learn=self._learn)
+        return pack_conversations(rows, renderer, self.roles.device, learn=self._learn)
 
 
-def actor_state(engine: SupervisedEngine) -> dict[str, Any]:
-    """Weights and optimizer of a policy for a checkpoint."""
-    return {
-        "actor": trained_parameters(engine.policy),
-        "actor_optimizer": engine.optimizer.state_dict(),
-    }
-
-
-def restore_actor(engine: SupervisedEngine, state: Mapping[str, Any]) -> None:
-    """Restore what `actor_state` returned."""
-    restore_parameters(engine.policy, state["actor"])
-    engine.optimizer.load_state_dict(state["actor_optimizer"])
+def _mean(batch: PackedBatch, stream: Tensor) -> float:
+    """The mean of a stream over the trained tokens."""
+    return float(batch.layout.on_mask(stream).double().sum()) / int(batch.layout.mask.sum())
 
 
 def build_learner(
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    device: str,
-    *,
-    loss: str = "nll",
-    measures_accuracy: bool = False,
+    context: WorkerContext, *, loss: str = "nll", measures_accuracy: bool = False
 ) -> SupervisedEngine:
     """The policy with its optimizer."""
-    arr = config.actor_rollout_ref
-    policy = initial_policy(config, tokenizer, device)
-    choose_threads(policy)
+    policy, optimizer = learning_policy(context)
     return SupervisedEngine(
-        policy,
-        build_optimizer(policy, arr.actor.optim),
-        actor_passes(arr.actor),
-        aggregation=arr.actor.loss_agg_mode or "token-mean",
-        loss_scale_factor=arr.actor.loss_scale_factor or float(config.data.max_response_length),
-        loss=loss,
-        measures_accuracy=measures_accuracy,
+        policy, optimizer, loss=loss, measures_accuracy=measures_accuracy, device=context.here
+    )
+
+
+def learning_policy(context: WorkerContext) -> tuple[Policy, MasterOptimizer]:
+    """The initial policy, and the optimizer of its weights or of this rank's shards."""
+    policy = initial_policy(context.config, context.tokenizer, context.device)
+    choose_threads(policy)
+    if context.sharded is not None:
+        context.sharded(policy)
+    return policy, build_optimizer(policy, context.config.actor_rollout_ref.actor.optim)
+
+
+def token_aggregation(config: RunConfig) -> TokenAggregation:
+    """The denominator of the loss."""
+    actor = config.actor_rollout_ref.actor
+    return TokenAggregation(
+        mode=actor.loss_agg_mode or "token-mean",
+        loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
     )
 
 
@@ -185,16 +185,27 @@ def _text(text: str, renderer: Renderer) -> Weighted:
     return Weighted(rendered=rendered, weights=(0.0, *[1.0] * (len(tokens) - 1)))
 
 
+def _sft_worker(context: WorkerContext) -> OfflineWorker:
+    learner = build_learner(context, loss=context.config.sft.loss, measures_accuracy=True)
+    return OfflineWorker(learner=learner, rank=context.rank)
+
+
 def _build_sft(context: StageContext) -> OfflineStage:
-    loss, learn = context.config.sft.loss, context.config.sft.learn
-    learner = build_learner(
-        context.config, context.tokenizer, context.device, loss=loss, measures_accuracy=True
+    config = context.config
+    return SftStage(
+        context.roles,
+        token_aggregation(config),
+        context.data,
+        learn=config.sft.learn,
+        seed=config.trainer.seed,
     )
-    seed = context.config.trainer.seed
-    return SftStage(learner, context.data, learn=learn, seed=seed)
 
 
-SFT = StageKind(kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS), build=_build_sft)
+SFT = StageKind(
+    kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS),
+    worker=_sft_worker,
+    build=_build_sft,
+)
 
 
 @final
@@ -206,14 +217,12 @@ class DistillStage:
         Goal(metric="distill/divergence", label="divergence from the teacher"),
     )
 
-    def __init__(self, engine: DistillEngine, data: OfflineData[Learnable]) -> None:
-        self._engine = engine
+    def __init__(
+        self, roles: OfflineRoles, aggregation: TokenAggregation, data: OfflineData[Learnable]
+    ) -> None:
+        self.roles = roles
+        self._aggregation = aggregation
         self._data = data
-
-    @property
-    def device(self) -> torch.device:
-        """Where passes run."""
-        return self._engine.learner.policy.device
 
     def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
         """Pack the rows at these indices."""
@@ -223,7 +232,7 @@ class DistillStage:
     def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step; adds the number of trained tokens to its metrics."""
         del step  # nothing here is random
-        done = self._engine.update(offline_batch.batch, lr=lr)
+        done = self.roles.update(self._aggregation.weigh(offline_batch.batch), lr=lr)
         tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(
             stepped=done.stepped, metrics={**done.metrics, "distill/tokens": tokens}
@@ -233,19 +242,19 @@ class DistillStage:
         """The metrics of a step, on all validation rows."""
         if not self._data.validation:
             return {}
-        found = self._engine.measure(self._packed(self._data.validation))
-        return validation_names(found)
+        batch = self._packed(self._data.validation)
+        found = self.roles.scores(batch)
+        return validation_names({f"distill/{name}": _mean(batch, x) for name, x in found.items()})
 
-    def state(self) -> dict[str, Any]:
-        """Weights and optimizer of the student; the frozen teacher is not saved."""
-        return actor_state(self._engine.learner)
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Nothing: all is in weights and optimizer, and the teacher is frozen."""
+        return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore weights and optimizer."""
-        restore_actor(self._engine.learner, state)
+    def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """There is nothing to restore."""
 
     def _packed(self, rows: Sequence[Learnable]) -> PackedBatch:
-        return pack_conversations(rows, self._data.given.renderer, self.device)
+        return pack_conversations(rows, self._data.given.renderer, self.roles.device)
 
 
 def distill_objective(config: RunConfig) -> DistillObjective:
@@ -260,13 +269,23 @@ def distill_objective(config: RunConfig) -> DistillObjective:
     )
 
 
-def _build_distill(context: StageContext) -> OfflineStage:
-    config = context.config
-    learner = build_learner(config, context.tokenizer, context.device)
-    teacher = load_teacher(config, context.tokenizer, context.device)
-    return DistillStage(DistillEngine(learner, teacher, distill_objective(config)), context.data)
+def _distill_worker(context: WorkerContext) -> OfflineWorker:
+    student, optimizer = learning_policy(context)
+    teacher = load_teacher(context.config, context.tokenizer, context.device)
+    engine = DistillEngine(
+        student,
+        optimizer,
+        context.frozen(teacher).policy,
+        distill_objective(context.config),
+        device=context.here,
+    )
+    return OfflineWorker(learner=engine, rank=context.rank)
 
 
 DISTILL = StageKind(
-    kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS), build=_build_distill
+    kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS),
+    worker=_distill_worker,
+    build=lambda context: DistillStage(
+        context.roles, token_aggregation(context.config), context.data
+    ),
 )

@@ -12,7 +12,11 @@ from luyen.data.formats.detect import Kind
 from luyen.data.offline import OfflineData
 from luyen.data.tokenizer import Tokenizer
 from luyen.engine.batch import OfflineBatch
+from luyen.engine.fsdp import Shardable
+from luyen.engine.logprobs import FrozenPolicy
 from luyen.engine.step import UpdateResult
+from luyen.models.policy import Policy
+from luyen.runtime.offline import OfflineRoles, OfflineWorker
 from luyen.telemetry.display import Display
 
 VALIDATION = "val_"
@@ -39,8 +43,8 @@ class OfflineStage(Protocol):
     """Packs rows into batches, runs optimizer steps on them, and validates."""
 
     @property
-    def device(self) -> torch.device:
-        """Where passes run."""
+    def roles(self) -> OfflineRoles:
+        """What learns, with its weights and optimizer."""
         ...
 
     @property
@@ -60,13 +64,43 @@ class OfflineStage(Protocol):
         """Validation metrics of the current weights; empty without validation rows."""
         ...
 
-    def state(self) -> dict[str, Any]:
-        """State for a checkpoint, by part: weights, optimizer, plain values."""
+    def state(self) -> dict[str, dict[str, Any]]:
+        """What a checkpoint keeps besides weights and optimizer: plain values, by part."""
         ...
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Copy the state that `state` of another stage returned."""
+    def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore what `state` of another stage returned."""
         ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """What the models of a process are built from.
+
+    Example:
+        >>> sorted(WorkerContext.__slots__)
+        ['config', 'device', 'here', 'rank', 'sharded', 'tokenizer']
+    """
+
+    config: RunConfig
+    """The whole configuration."""
+    tokenizer: Tokenizer
+    """The policy's."""
+    device: str
+    """Device of the weights."""
+    rank: int = 0
+    """Number of the process among its ranks."""
+    sharded: Callable[[Shardable], None] | None = None
+    """Shards a model over the ranks; None: models are whole."""
+    here: torch.device | None = None
+    """Device of passes, if weights may be offloaded."""
+
+    def frozen(self, policy: Policy) -> FrozenPolicy:
+        """A policy that only scores, at temperature 1."""
+        if self.sharded is not None:
+            self.sharded(policy)
+        return FrozenPolicy(policy=policy, temperature=1.0, device=self.here)
 
 
 @final
@@ -76,7 +110,7 @@ class StageContext:
 
     Example:
         >>> sorted(StageContext.__slots__)
-        ['config', 'data', 'device', 'directory', 'display', 'tokenizer']
+        ['config', 'data', 'directory', 'display', 'roles', 'tokenizer']
     """
 
     config: RunConfig
@@ -85,8 +119,8 @@ class StageContext:
     """Rows of the stage's kinds."""
     tokenizer: Tokenizer
     """The policy's."""
-    device: str
-    """Device of the weights."""
+    roles: OfflineRoles
+    """What learns, in its initial state."""
     directory: RunDirectory | None
     """Run directory that caches slow preparations; None: they are not cached."""
     display: Display
@@ -96,19 +130,21 @@ class StageContext:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageKind:
-    """Row formats and builder of a stage.
+    """Row formats and builders of a stage.
 
     Example:
         >>> sorted(StageKind.__slots__)
-        ['build', 'columns', 'kinds']
+        ['build', 'columns', 'kinds', 'worker']
     """
 
     kinds: Callable[[RunConfig], tuple[Kind, ...]]
     """Accepted row formats."""
     columns: Callable[[RunConfig], tuple[str, ...]] = lambda _: ()
     """Further columns that matter for training, so that rows differing in them are distinct."""
+    worker: Callable[[WorkerContext], OfflineWorker]
+    """Builds the models of a process."""
     build: Callable[[StageContext], OfflineStage]
-    """Builds the stage in its initial state."""
+    """Builds the stage over the workers."""
 
 
 def validation_names(found: Mapping[str, float]) -> dict[str, float]:

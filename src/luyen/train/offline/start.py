@@ -1,6 +1,5 @@
 """Start or resume an offline run (SFT, preference, reward model, distillation)."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,6 @@ from luyen.config.check import Report
 from luyen.config.schema.run import RunConfig
 from luyen.data.offline import OfflineData, build_offline_data
 from luyen.data.tokenizer import Tokenizer
-from luyen.telemetry.callbacks import Callback
 from luyen.telemetry.display import Display
 from luyen.telemetry.progress import explain_if_slow
 from luyen.telemetry.summary import Change, RunSummary
@@ -21,34 +19,10 @@ from luyen.train.builders.setup import (
     open_run_display,
     refuse_running,
 )
-from luyen.train.offline import preference, reward_model, sft
-from luyen.train.offline.loop import (
-    OfflineRun,
-    OfflineSchedule,
-    load_parts,
-    train_offline,
-)
-from luyen.train.offline.stage import StageContext, StageKind
+from luyen.train.offline.build import STAGES, build_offline_roles, build_stage
+from luyen.train.offline.loop import OfflineRun, OfflineSchedule, train_offline
 from luyen.train.record import require_stage
 from luyen.train.session import open_run, train_to_end
-
-STAGES: dict[str, StageKind] = {
-    "sft": sft.SFT,
-    "preference": preference.PREFERENCE,
-    "reward_model": reward_model.REWARD_MODEL,
-    "distill": sft.DISTILL,
-}
-"""Offline stages by `trainer.stage`."""
-
-
-def run_offline(
-    report: Report, *, trial_steps: int | None = None, callbacks: Sequence[Callback] = ()
-) -> RunSummary:
-    """Train an offline stage; `trial_steps` ends the run early, without a checkpoint."""
-    run = prepare_offline(report)
-    run.limit(trial_steps)
-    run.callbacks.use(callbacks)
-    return _train_and_summarise(run)
 
 
 def prepare_offline(report: Report) -> OfflineRun:
@@ -61,22 +35,16 @@ def prepare_offline(report: Report) -> OfflineRun:
     data = offline_rows(config, tokenizer, display)
     facts = collect_manifest(config, data.given)
     with open_run(report, data.given, facts, display) as opened:
-        context = StageContext(
-            config=config,
-            data=data,
-            tokenizer=tokenizer,
-            device=report.plan.where.device,
-            directory=opened.directory,
-            display=display,
-        )
-        stage = STAGES[config.trainer.stage].build(context)
+        roles = build_offline_roles(config, tokenizer, report.plan.where)
+        opened.closing.callback(roles.close)
+        stage = build_stage(config, data, tokenizer, roles, display, directory=opened.directory)
         steps = total_steps(config, len(data.train))
         schedule = OfflineSchedule(config=config, data=data.given, stage=stage, total_steps=steps)
         run = OfflineRun(schedule, opened.recorder, display)
         if opened.resumed is not None:
             loop = load_state(opened.resumed.path, "loop")
             require_stage(loop, config.trainer.stage, opened.resumed.path)
-            stage.restore(load_parts(opened.resumed.path, stage))
+            schedule.restore(opened.resumed.path)
             run.restore_progress(loop)
     return run
 
@@ -95,8 +63,9 @@ def offline_rows(config: RunConfig, tokenizer: Tokenizer, display: Display) -> O
         )
 
 
-def _train_and_summarise(run: OfflineRun) -> RunSummary:
-    end = train_to_end(run, partial(train_offline, run))
+def train_and_summarise(run: OfflineRun) -> RunSummary:
+    """Train to the end, and close everything."""
+    end = train_to_end(run, partial(train_offline, run), parts=(run.roles,))
     directory = run.recorder.directory
     return RunSummary(
         headline=end.headline,
