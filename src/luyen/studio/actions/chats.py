@@ -18,7 +18,6 @@ from typing import Any, final
 
 from luyen.base.errors import UserError
 from luyen.base.rundir import step_of
-from luyen.config.trust import require_trust
 from luyen.studio.actions.job_queue import checkpoint_of
 from luyen.studio.screens.folder import KnownRun, Refusal, RunFolder
 from luyen.studio.screens.live import json_bytes
@@ -137,6 +136,8 @@ class Chats:
         """Arguments of a side that loads a checkpoint; a refusal where it may not be loaded."""
         known = self._folder.get(run_id)
         place = checkpoint_of(known, step)
+        from luyen.config.trust import require_trust  # loads the schema of a run
+
         require_trust(known.directory, is_trusted=self._is_trusting)
         if has_tools and not _has_tools(known):
             fix = "begin a chat without tools"

@@ -22,12 +22,9 @@ from typing import Any, final
 from luyen.base.files import open_regular
 from luyen.base.rundir import RunDirectory, step_name
 from luyen.base.secrets import masked
-from luyen.config.trust import require_trust
 from luyen.studio.actions.job_files import JobFiles, JobRecord, State, ended, new_id
-from luyen.studio.screens.folder import KnownRun, Refusal, RunFolder
-from luyen.studio.screens.new_run import check_text
+from luyen.studio.screens.folder import KnownRun, Refusal, RunFolder, token_file
 from luyen.studio.screens.records import log_lines
-from luyen.studio.screens.rollout_view import token_file
 
 _START_S = 60.0
 """Seconds after which a process that has noted nothing did not start."""
@@ -57,6 +54,8 @@ class JobQueue:
         last = [f"trainer.default_local_dir={json.dumps(str(self._folder.root))}"]
         if name:
             last.append(f"trainer.experiment_name={json.dumps(name)}")
+        from luyen.studio.screens.new_run import check_text  # loads all rules
+
         report = check_text(text, [*overrides, *last])
         if not report["ok"]:
             first = next(one for one in report["findings"] if one["level"] == "error")
@@ -77,7 +76,7 @@ class JobQueue:
         self._demand_folder()
         if known.row["state"] == "running":
             raise Refusal(409, "the run is being trained", field="run", fix="stop it first")
-        require_trust(known.directory, is_trusted=self._is_trusting)
+        self._demand_trust(known)
         words = ["train", "--resume", str(known.directory.root), *overrides]
         record = JobRecord(id=new_id(), name=known.row["name"], words=self._trusted(words),
                            folder=str(Path.cwd()), created=_now(), run=known.row["path"],
@@ -87,7 +86,7 @@ class JobQueue:
     def export(self, known: KnownRun, step: int | None, output: str) -> dict[str, Any]:
         """Queue the export of a checkpoint to a new directory below the folder of runs."""
         self._demand_folder()
-        require_trust(known.directory, is_trusted=self._is_trusting)
+        self._demand_trust(known)
         target = self._folder.root / self._below(Path(output))
         source = known.directory.root
         if step is not None:
@@ -100,7 +99,7 @@ class JobQueue:
     def replay(self, known: KnownRun, step: int) -> dict[str, Any]:
         """Queue a replay of a step that measures its tokens for the screen of its rollouts."""
         self._demand_folder()
-        require_trust(known.directory, is_trusted=self._is_trusting)
+        self._demand_trust(known)
         target = token_file(self._folder.root, known, step)
         words = ["replay", str(known.directory.root), "--step", str(step), "--tokens", str(target)]
         record = JobRecord(id=new_id(), name=f"replay {known.row['name']}, step {step}",
@@ -111,7 +110,7 @@ class JobQueue:
     def serve(self, known: KnownRun, step: int | None, port: int) -> dict[str, Any]:
         """Start a server of a checkpoint at the loopback address, until it is stopped."""
         self._demand_folder()
-        require_trust(known.directory, is_trusted=self._is_trusting)
+        self._demand_trust(known)
         source = known.directory.root if step is None else checkpoint_of(known, step)
         running = [one for one in self.rows() if one["is_server"] and one["state"] == "running"]
         if len(running) >= _MOST_SERVERS:
@@ -186,6 +185,11 @@ class JobQueue:
         if RunDirectory(self._folder.root).exists:
             fix = "start the studio over the folder of runs"
             raise Refusal(409, "the studio shows one run, and jobs belong to a folder", fix=fix)
+
+    def _demand_trust(self, known: KnownRun) -> None:
+        from luyen.config.trust import require_trust  # loads the schema of a run
+
+        require_trust(known.directory, is_trusted=self._is_trusting)
 
     def _trusted(self, words: list[str]) -> tuple[str, ...]:
         return (*words, "--trust") if self._is_trusting else tuple(words)

@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field
 from luyen.studio.actions.chats import Chats, sources
 from luyen.studio.actions.job_queue import JobQueue
 from luyen.studio.screens.folder import Refusal
-from luyen.studio.screens.new_run import check_text
 from luyen.studio.screens.state import Studio
 
 _MOST_TEXT = 2**20
@@ -202,6 +201,8 @@ class ActingRoutes:
 
     def preview_rows(self, body: PreviewRequest) -> Any:
         """The first rows of a configuration with the tokens that are learned."""
+        from luyen.studio.screens.new_run import check_text  # loads all rules
+
         report = check_text(body.yaml, ())
         findings = report["findings"]
         if "config" not in report:  # it is no configuration: no process need say so

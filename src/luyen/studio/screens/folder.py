@@ -191,6 +191,11 @@ class RunFolder:
         return cached[1]
 
 
+def token_file(folder: Path, known: KnownRun, step: int) -> Path:
+    """Where a replay that the studio started writes the numbers of the tokens of a step."""
+    return folder / ".studio" / "tokens" / known.id / f"step_{step:06d}.parquet"
+
+
 def id_of(path: Path, root: Path) -> str:
     """The id of a run.
 

@@ -11,7 +11,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Rollout, Score, Source
 from luyen.base.secrets import masked
 from luyen.studio.doctor.vocabulary import TokenText
-from luyen.studio.screens.folder import KnownRun, Refusal
+from luyen.studio.screens.folder import KnownRun, Refusal, token_file
 from luyen.studio.screens.rollout_index import RolloutIndex
 from luyen.studio.screens.rollout_query import previews, rows_of_group
 from luyen.studio.token_file import TokenNumbers, read_token_numbers
@@ -36,11 +36,6 @@ MISSING = {
     "step computes them",
     "advantage": "the step did not train on the rollout",
 }
-
-
-def token_file(folder: Path, known: KnownRun, step: int) -> Path:
-    """Where a replay that the studio started writes the numbers of the tokens of a step."""
-    return folder / ".studio" / "tokens" / known.id / f"step_{step:06d}.parquet"
 
 
 def rollout_page(
