@@ -20,6 +20,7 @@ _MODULES = {
     "luyen.telemetry.callbacks": ("Callback", "TrainingProgress", "Stop"),
     "luyen.telemetry.early_stopping": ("EarlyStopping",),
     "luyen.data.samplers": ("AdaptiveSampler", "Sampler", "samplers"),
+    "luyen.runtime.training": ("ModelsOnRanks", "RankPlace", "TrainingEngine", "training_engines"),
     "luyen.models.policy": ("Policy",),
     "luyen.models.trained_weights": ("Fingerprint",),
     "luyen.rewards.protocol": ("Reward",),

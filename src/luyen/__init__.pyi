@@ -37,6 +37,10 @@ from luyen.rollout.tools import ToolReply as ToolReply
 from luyen.rollout.tools import idempotency_key as idempotency_key
 from luyen.rollout.tools import tool as tool
 from luyen.rollout.tools import tool_class as tool_class
+from luyen.runtime.training import ModelsOnRanks as ModelsOnRanks
+from luyen.runtime.training import RankPlace as RankPlace
+from luyen.runtime.training import TrainingEngine as TrainingEngine
+from luyen.runtime.training import training_engines as training_engines
 from luyen.studio.run_object import MetricTable as MetricTable
 from luyen.studio.run_object import Plot as Plot
 from luyen.studio.run_object import Run as Run

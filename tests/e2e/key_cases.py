@@ -73,6 +73,7 @@ MODELS: dict[str, Case] = {
     f"{ACTOR}.fsdp_config.reshard_after_forward": ("warned", "false", ()),
     f"{ACTOR}.fsdp_config.param_offload": ("warned", "true", ()),
     f"{ACTOR}.fsdp_config.optimizer_offload": ("warned", "true", ()),
+    f"{ACTOR}.fsdp_config.tensor_parallel_size": ("refused", "2", ()),
     f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": ("refused", "2", ()),
     f"{MODEL}.use_remove_padding": ("refused", "false", ()),
     f"{MODEL}.use_fused_kernels": ("run", "true", ()),

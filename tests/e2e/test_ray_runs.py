@@ -131,6 +131,25 @@ def test_ranks_that_divide_sequences_train_as_one_process(tmp_path: Path):
         assert other["parity/max_gap"] == 0.0
 
 
+def test_ranks_that_divide_layers_train_as_one_process(tmp_path: Path):
+    """Replicas generate with whole layers, whose sums the ranks make in another order."""
+    words = (
+        *PPO,
+        "trainer.total_training_steps=2",
+        "actor_rollout_ref.rollout.data_parallel_size=1",
+    )
+    halves = (
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.actor.fsdp_config.tensor_parallel_size=2",
+    )
+    here, there = train(tmp_path / "here", *words), train(tmp_path / "there", *words, *halves)
+    assert list(map(timeless, rollouts(here, 1))) == list(map(timeless, rollouts(there, 1)))
+    for one, other in zip(here.metrics, there.metrics, strict=True):
+        for name in ("actor/pg_loss", "critic/vf_loss", "actor/grad_norm", "critic/grad_norm"):
+            assert other[name] == pytest.approx(one[name], rel=2e-4, abs=1e-5), name
+        assert other["parity/max_gap"] < 1e-4
+
+
 def test_on_recorded_batches_one_process_finds_the_same(runs: tuple[Ran, Ran]):
     """Each step of the cluster, trained again here from the checkpoint before it."""
     record = ReplayRecord(runs[1].root)

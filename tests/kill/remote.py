@@ -30,7 +30,7 @@ RANKS: dict[str, Point] = {
         where="luyen.checkpoint.dcp:ShardWriter.write_data", when="after", calls=(2,)
     ),
     "a rank gathers weights for the replicas": Point(
-        where="luyen.runtime.worker:full_weights", when="before", calls=(1, 2)
+        where="luyen.engine.sharded_state:full_weights", when="before", calls=(1, 2)
     ),
     "a rank has gathered weights for the replicas": Point(
         where="luyen.runtime.ray.ranks:pack", when="after", calls=(3,)

@@ -97,6 +97,46 @@ class EngineFacts:
     """Whether weights can be published to it; without them it samples from a fixed model."""
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFacts:
+    """What a training engine needs, and what it can do.
+
+    Example:
+        >>> TRAINING_ENGINES["single"].splits
+        False
+    """
+
+    package: str | None = None
+    """Python package that must be installed."""
+    splits: bool = False
+    """Whether it trains on several devices."""
+
+
+TRAINING_ENGINES: dict[str, TrainingFacts] = {
+    "single": TrainingFacts(),
+    "fsdp2": TrainingFacts(splits=True),
+}
+
+READ_AS_FSDP2 = {
+    "fsdp": "version 1 of FSDP; `fsdp2` shards the same way",
+    "deepspeed": "ZeRO; `fsdp2` shards weights, gradients and optimizer state as its stage 3 does",
+}
+"""Strategies of other tools that are read as `fsdp2` -> what they are there."""
+
+
+def training_engine(strategy: str, ranks: int) -> str:
+    """The training engine of so many ranks: sharded over one device, weights are whole.
+
+    Example:
+        >>> training_engine("auto", 1), training_engine("deepspeed", 4), training_engine("mine", 4)
+        ('single', 'fsdp2', 'mine')
+    """
+    if strategy in ("auto", "fsdp2", *READ_AS_FSDP2):
+        return "fsdp2" if ranks > 1 else "single"
+    return strategy
+
+
 ROLLOUT_ENGINES: dict[str, EngineFacts] = {
     "native": EngineFacts(),
     "hf": EngineFacts(),

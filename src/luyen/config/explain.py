@@ -22,6 +22,7 @@ OPEN: dict[str, tuple[str, ...]] = {
     "algorithm.kl_penalty": KL_KINDS,
     "actor_rollout_ref.actor.kl_loss_type": KL_KINDS,
     "actor_rollout_ref.actor.policy_loss.loss_mode": tuple(_BUILT_IN_NAMES.losses),
+    "actor_rollout_ref.actor.strategy": ("auto", *_BUILT_IN_NAMES.training_engines),
     "actor_rollout_ref.rollout.name": tuple(_BUILT_IN_NAMES.engines),
     "actor_rollout_ref.rollout.multi_turn.format": _BUILT_IN_NAMES.tool_formats,
     "data.sampler.name": _BUILT_IN_NAMES.samplers,

@@ -17,6 +17,7 @@ from luyen.config.model_memory import (
     PassTokens,
     StaticMemory,
     critic_bytes,
+    divided_shape,
     is_offloaded,
     pool_share,
     static_memory,
@@ -172,7 +173,9 @@ def plan_memory(
         width=width,
         device=where.device,
     )
-    update = _update(config, shape, batch, where, keeps, largest)
+    ranks = config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
+    divided = replace(largest, shape=divided_shape(shape, ranks))
+    update = _update(config, shape, batch, where, keeps, divided)
     if config.trainer.stage != "rl":
         alone = _largest("update", training, update)
         return MemoryPlan(phases=(alone,), device_bytes=capacity, kv_budget=0, kv_demand=0)
@@ -189,9 +192,9 @@ def plan_memory(
     phases = (
         _largest("generate", {**generation, **cache}, _generate(config, shape, batch, largest)),
         *([PhaseMemory(name="judge", parts=scoring)] if scoring else []),
-        _largest("log-probs", after, _score(keeps, largest)),
+        _largest("log-probs", after, _score(keeps, divided)),
         _largest("update", after, update),
-        *_pools(config, shape, where, largest),
+        *_pools(config, shape, where, divided),
     )
     return MemoryPlan(phases=phases, device_bytes=capacity, kv_budget=budget, kv_demand=demand)
 
@@ -306,11 +309,12 @@ def _update(
     # In the first micro-batch gradients come into being as activations go.
     early = gradients if batch.micro_batches > 1 else 0
     is_whole = not config.actor_rollout_ref.model.lora_rank
-    waiting = shape.vocab * shape.hidden * largest.width if shape.is_tied and is_whole else 0
+    own = largest.shape
+    waiting = own.vocab * own.hidden * largest.width if own.is_tied and is_whole else 0
     # A unit's gradient is whole until it is summed over ranks, in fp32.
     number = largest.width + _FP32 if keeps.gathered and is_whole else 0
-    summed = {"gathered": keeps.gathered + shape.layer_parameters() * number}
-    root = {"gathered": shape.embeddings() * (largest.width + number) if keeps.gathered else 0}
+    summed = {"gathered": keeps.gathered + own.layer_parameters() * number}
+    root = {"gathered": own.embeddings() * (largest.width + number) if keeps.gathered else 0}
     kept = largest.forward_bytes()
     return (
         {

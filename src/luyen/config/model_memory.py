@@ -4,7 +4,7 @@ Closed forms of what the engine keeps and makes, tensor by tensor. A pass has se
 may be its largest: inside a layer, at the output head, at the start of the backward pass.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import final
 
@@ -53,7 +53,7 @@ class PassTokens:
         sequences = most // samples * samples if most >= samples else most
         prompts = ceil(sequences / samples) * data.max_prompt_length
         scored = sequences * data.max_response_length
-        longest, ranks = batch.longest_sequence, batch.ranks_per_shard
+        longest, ranks = batch.longest_sequence, batch.ranks_per_sequence
         return cls(
             packed=ceil(sequences * longest / ranks),
             padded=ceil(sequences * padded_length(longest) / ranks),
@@ -243,8 +243,30 @@ def static_memory(
     if is_offloaded(config, where):
         training = dict.fromkeys(training, 0)
     layers = 2 if fsdp.reshard_after_forward else shape.layers
-    gathered = (shape.embeddings() + layers * shape.layer_parameters()) * width
+    own = divided_shape(shape, fsdp.tensor_parallel_size)
+    gathered = (own.embeddings() + layers * own.layer_parameters()) * width
     return StaticMemory(training=training, generation=generation, gathered=gathered, share=share)
+
+
+def divided_shape(shape: ModelShape, ranks: int) -> ModelShape:
+    """What each of the ranks that divide layers computes with; every rank has all key heads whose
+    number they do not divide.
+
+    Example:
+        >>> shape = ModelShape(layers=2, hidden=8, heads=4, kv_heads=1, head_dim=4,
+        ...                    intermediate=16, vocab=10, is_tied=True)
+        >>> own = divided_shape(shape, 2)
+        >>> own.heads, own.kv_heads, own.intermediate, own.vocab
+        (2, 1, 8, 5)
+    """
+    keys = shape.kv_heads if shape.kv_heads % ranks else shape.kv_heads // ranks
+    return replace(
+        shape,
+        heads=shape.heads // ranks,
+        kv_heads=keys,
+        intermediate=shape.intermediate // ranks,
+        vocab=shape.vocab // ranks,
+    )
 
 
 def pool_share(config: RunConfig, pool: tuple[int, int]) -> int:

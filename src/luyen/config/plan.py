@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Any, TypeAlias, final
 
 from luyen.config.catalog import (
@@ -11,6 +11,7 @@ from luyen.config.catalog import (
     EstimatorFacts,
     LossFacts,
     PreferenceFacts,
+    training_engine,
 )
 from luyen.config.machine import Machine
 from luyen.config.schema.algorithm import PreferenceConfig
@@ -68,9 +69,15 @@ def rows_need_reference(config: RunConfig) -> bool:
     return any(facts is None or facts.reference for facts in losses)
 
 
-def ranks_per_shard(config: RunConfig) -> int:
-    """Ranks that compute each sequence together."""
+def ranks_per_sequence(config: RunConfig) -> int:
+    """Ranks that divide the tokens of each sequence (sequence parallelism)."""
     return config.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size
+
+
+def ranks_per_shard(config: RunConfig) -> int:
+    """Ranks that compute the same part of a batch: they divide its tokens, or the layers."""
+    fsdp_config = config.actor_rollout_ref.actor.fsdp_config
+    return ranks_per_sequence(config) * fsdp_config.tensor_parallel_size
 
 
 WHOLE_ENGINES = ("native", "hf")
@@ -98,8 +105,10 @@ class BatchPlan:
     """Parts of a step that each end in an optimizer step."""
     mini_batch_rollouts: int
     """Rollouts of one optimizer step, over all devices."""
+    ranks_per_sequence: int
+    """Devices that divide the tokens of each sequence (sequence parallelism)."""
     ranks_per_shard: int
-    """Devices that compute each sequence together (sequence parallelism)."""
+    """Devices that compute the same part of a batch."""
     device_rollouts: int
     """Rollouts of one optimizer step on such devices, rounded up."""
     longest_sequence: int
@@ -127,19 +136,19 @@ def plan_batches(
 
     `losses` of preferences are those that the run can choose from, plugins included.
     """
-    data, arr = config.data, config.actor_rollout_ref
+    data, arr, rows = config.data, config.actor_rollout_ref, config.data.train_batch_size
     actor, rollout = arr.actor, arr.rollout
     # An offline step is one optimizer step on its rows.
     is_offline = config.trainer.stage != "rl"
     samples = sequences_of_a_row(config, losses) if is_offline else rollout.n
-    prompts = data.train_batch_size if is_offline else actor.ppo_mini_batch_size
-    rollouts = data.train_batch_size * samples
-    mini_batches = max(1, data.train_batch_size // prompts)
-    per_mini, shared = min(prompts, data.train_batch_size) * samples, ranks_per_shard(config)
-    per_device = ceil(per_mini / max(1, world_size // shared))
+    prompts = rows if is_offline else actor.ppo_mini_batch_size
+    rollouts, per_mini = rows * samples, min(prompts, rows) * samples
+    mini_batches = max(1, rows // prompts)
     longest = data.max_prompt_length + data.max_response_length
+    together, shared = ranks_per_sequence(config), ranks_per_shard(config)
+    per_device = ceil(per_mini / max(1, world_size // shared))
     if actor.use_dynamic_bsz:
-        budget = shared * actor.ppo_max_token_len_per_gpu
+        budget = together * actor.ppo_max_token_len_per_gpu
         tokens = min(budget, per_device * longest)
         micro_batches = ceil(per_device / max(1, budget // longest))
     else:
@@ -152,6 +161,7 @@ def plan_batches(
         rollouts=rollouts,
         mini_batches=mini_batches,
         mini_batch_rollouts=per_mini,
+        ranks_per_sequence=together,
         ranks_per_shard=shared,
         device_rollouts=per_device,
         longest_sequence=longest,
@@ -160,8 +170,7 @@ def plan_batches(
         epochs=1 if is_offline else actor.ppo_epochs,
         optimizer_steps=mini_batches * (1 if is_offline else actor.ppo_epochs),
         tokens=rollouts * longest,
-        computed_tokens=data.train_batch_size * data.max_prompt_length
-        + rollouts * data.max_response_length,
+        computed_tokens=rows * data.max_prompt_length + rollouts * data.max_response_length,
         total_steps=config.trainer.total_training_steps,
     )
 
@@ -301,7 +310,7 @@ def plan_placement(
         is_split = any((pool, reference, critic, reward_pool(config)))
         runtime = "ray" if world_size > 1 or is_split else "local"
     shared = f"{device}, this process" if runtime == "local" else f"{world_size} x {device}, shared"
-    roles = [Role(name="actor", engine=_strategy(actor.strategy, world_size), place=shared)]
+    roles = [Role(name="actor", engine=training_engine(actor.strategy, world_size), place=shared)]
     if has_teacher(config):
         roles.append(Role(name="teacher", engine="a frozen model", place=shared))
     if trainer.stage != "rl":
@@ -314,7 +323,7 @@ def plan_placement(
     roles.append(_rollout_role(config, replicas, own or _place(pool, device, shared)))
     roles += _reference_roles(config, _place(reference, device, shared))
     if needs_critic(config, estimator):
-        engine = _strategy(actor.strategy, critic[0] * critic[1] if critic else world_size)
+        engine = training_engine(actor.strategy, prod(critic) if critic else world_size)
         roles.append(Role(name="critic", engine=engine, place=_place(critic, device, shared)))
     if config.reward.reward_model.enable:
         roles.append(_reward_role(config, device, shared))
@@ -343,11 +352,6 @@ def _device(named: str, machine: Machine) -> str:
     if named != "auto":
         return named
     return "cuda" if machine.gpu_bytes else "cpu"
-
-
-def _strategy(name: str, ranks: int) -> str:
-    """The training engine of so many ranks: sharded over one device, weights are whole."""
-    return "fsdp2" if name != "single" and ranks > 1 else "single"
 
 
 def _place(pool: tuple[int, int] | None, device: str, shared: str) -> str:

@@ -17,10 +17,12 @@ from luyen.config.catalog import (
     PREFERENCE_LOSSES,
     ROLLOUT_ENGINES,
     SUPERVISED_LOSSES,
+    TRAINING_ENGINES,
     EngineFacts,
     EstimatorFacts,
     LossFacts,
     PreferenceFacts,
+    TrainingFacts,
 )
 from luyen.config.reward_components import RULE_REWARDS, RuleFacts
 
@@ -152,6 +154,7 @@ BUILT_IN: dict[str, Collection[str]] = {
     "samplers": SAMPLERS,
     "supervised_losses": SUPERVISED_LOSSES,
     "tool_parsers": TOOL_FORMATS,
+    "training_engines": TRAINING_ENGINES,
 }
 """Registry that plugins may add to -> the names that come with the package."""
 
@@ -197,6 +200,8 @@ class PluginRegistry:
     """Losses of given answers."""
     engines: Mapping[str, EngineFacts] = field(default_factory=lambda: ROLLOUT_ENGINES)
     """Rollout engines."""
+    training_engines: Mapping[str, TrainingFacts] = field(default_factory=lambda: TRAINING_ENGINES)
+    """Training engines."""
     reward_managers: tuple[str, ...] = REWARD_MANAGERS
     """Reward managers."""
     rule_rewards: Mapping[str, RuleFacts] = field(default_factory=lambda: RULE_REWARDS)
@@ -278,6 +283,7 @@ def _with_plugins(found: list[Registration]) -> PluginRegistry:
     losses = {e.name: _loss(e.facts) for e in of("policy_losses")}
     preferences = {e.name: _preference(e.facts) for e in of("preference_losses")}
     engines = {e.name: _engine(e.facts) for e in of("rollout_engines")}
+    training = {e.name: _training(e.facts) for e in of("training_engines")}
     rules = {e.name: _rule(e.facts) for e in of("rule_rewards")}
     return PluginRegistry(
         estimators={**ADV_ESTIMATORS, **estimators},
@@ -285,6 +291,7 @@ def _with_plugins(found: list[Registration]) -> PluginRegistry:
         preference_losses={**PREFERENCE_LOSSES, **preferences},
         supervised_losses=(*SUPERVISED_LOSSES, *(e.name for e in of("supervised_losses"))),
         engines={**ROLLOUT_ENGINES, **engines},
+        training_engines={**TRAINING_ENGINES, **training},
         reward_managers=(*REWARD_MANAGERS, *(e.name for e in of("reward_managers"))),
         rule_rewards={**RULE_REWARDS, **rules},
         samplers=(*SAMPLERS, *(e.name for e in of("samplers"))),
@@ -329,6 +336,10 @@ def _engine(facts: Mapping[str, Any]) -> EngineFacts:
         is_server=bool(facts.get("is_server", False)),
         takes_weights=bool(facts.get("takes_weights", True)),
     )
+
+
+def _training(facts: Mapping[str, Any]) -> TrainingFacts:
+    return TrainingFacts(package=facts.get("package"), splits=bool(facts.get("splits", False)))
 
 
 def _rule(facts: Mapping[str, Any]) -> RuleFacts:

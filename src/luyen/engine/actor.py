@@ -1,8 +1,9 @@
 """The policy's training engine: scores sequences, and takes optimizer steps on an objective."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import final
+from pathlib import Path
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -14,6 +15,15 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard, MicroBatching, split_batch
 from luyen.engine.logprobs import score, score_shard
 from luyen.engine.optim import MasterOptimizer
+from luyen.engine.sharded_state import (
+    ShardSums,
+    load_role,
+    restore_role,
+    role_state,
+    role_weights,
+    shard_sums,
+    weight_buckets,
+)
 from luyen.engine.step import (
     LOSS_WEIGHT,
     ShardUpdateResult,
@@ -21,8 +31,10 @@ from luyen.engine.step import (
     merge_updates,
     take_shard_step,
 )
+from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 
+_ROLE = "actor"
 _STATISTICS = "statistics/"
 """Prefix of streams that a loss reads as its statistics of the step."""
 _READ = ("old_logp", "advantages", "rollout_logp", "is_weights", "ref_logp")
@@ -117,6 +129,31 @@ class ActorEngine:
             sum_pi_squared=sum_pi_squared,
             device=self.device,
         )
+
+    def base_scores(self, shard: BatchShard) -> dict[str, Tensor]:
+        """`score_shard` of the model without its adapter."""
+        with adapter_off(self.policy):
+            return self.score_shard(shard)
+
+    def weights(self) -> Iterator[dict[str, Tensor]]:
+        """Whole trained weights in buckets, on the first rank."""
+        return weight_buckets(self.policy)
+
+    def weight_sums(self, *, is_first: bool) -> ShardSums:
+        """This rank's parts of the digests of trained weights and masters."""
+        return shard_sums(role_weights(_ROLE, self.policy, self.optimizer), is_first=is_first)
+
+    def state(self) -> dict[str, Any]:
+        """Parts of a checkpoint by name."""
+        return role_state(_ROLE, self.policy, self.optimizer)
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint of any number of ranks."""
+        load_role(folder, _ROLE, self.policy, self.optimizer)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a copy of `state` in place, where the model is not sharded."""
+        restore_role(state, _ROLE, self.policy, self.optimizer)
 
     def update(
         self, batch: PackedBatch, objective: Objective, *, lr: float, seed: int

@@ -1,7 +1,8 @@
 """The critic's training engine: values of every token, and optimizer steps on the value loss."""
 
 from collections.abc import Mapping
-from typing import final
+from pathlib import Path
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -14,6 +15,14 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
 from luyen.engine.fsdp import dummy_loss, reshard
 from luyen.engine.optim import MasterOptimizer
+from luyen.engine.sharded_state import (
+    ShardSums,
+    load_role,
+    restore_role,
+    role_state,
+    role_weights,
+    shard_sums,
+)
 from luyen.engine.step import (
     LOSS_WEIGHT,
     ShardUpdateResult,
@@ -23,6 +32,7 @@ from luyen.engine.step import (
 )
 from luyen.models.policy import ValueModel
 
+_ROLE = "critic"
 _VALUES = "values"
 
 
@@ -75,6 +85,22 @@ class CriticEngine:
             beat()
         reshard(self.model)
         return {_VALUES: stream.to(home)}
+
+    def weight_sums(self, *, is_first: bool) -> ShardSums:
+        """This rank's parts of the digests of trained weights and masters."""
+        return shard_sums(role_weights(_ROLE, self.model, self.optimizer), is_first=is_first)
+
+    def state(self) -> dict[str, Any]:
+        """Parts of a checkpoint by name."""
+        return role_state(_ROLE, self.model, self.optimizer)
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint of any number of ranks."""
+        load_role(folder, _ROLE, self.model, self.optimizer)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a copy of `state` in place, where the model is not sharded."""
+        restore_role(state, _ROLE, self.model, self.optimizer)
 
     def prepare_update(self, batch: PackedBatch) -> PackedBatch:
         """The batch with the weight of every token in the loss of the whole optimizer step."""

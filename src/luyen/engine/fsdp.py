@@ -26,11 +26,12 @@ from torch.utils._pytree import register_pytree_node
 
 from luyen.base.errors import UserError
 from luyen.config.schema.actor_rollout_ref import FsdpConfig
+from luyen.engine.tensor_parallel import TENSOR, divide_layers
 from luyen.models.fused.layers import AttentionPlan, LayerPlan, MlpPlan
 from luyen.models.head import TokenScores
 from luyen.models.policy import Policy, ValueModel
+from luyen.models.rank_splits import SequenceSplit
 from luyen.models.reward_model import RewardModel
-from luyen.models.sequence_split import SequenceSplit
 
 # The dtype a parameter is exported with (checkpoints, weight sync) if FSDP keeps its shards in
 # fp32. A sharded bf16 model keeps fp32 shards, but exports bf16 weights and separate fp32 masters,
@@ -72,6 +73,8 @@ def iterate_export_parameters(
 
 
 _PLAN = "luyen_plan"
+REPLICATE = "replicate"
+"""Dimension of the mesh whose ranks hold copies."""
 
 
 Shardable: TypeAlias = Policy | ValueModel | RewardModel
@@ -126,6 +129,33 @@ def shard(
     own = {id(p) for p in learning}
     names = {name for name, p in module.named_parameters() if id(p) in own}
     _widen(body)
+    if TENSOR in (mesh.mesh_dim_names or ()):
+        assert not isinstance(module, RewardModel), "the configuration was checked"
+        divide_layers(module, mesh[TENSOR])
+        mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != TENSOR)]
+    _shard_layers(
+        module,
+        mesh,
+        compute=compute,
+        cpu_offload=cpu_offload,
+        reshard_after_forward=reshard_after_forward,
+    )
+    if isinstance(module, Policy):
+        register_fsdp_forward_method(module, Policy.from_hidden.__name__)
+    _sum_gradients(module)
+    export_as(module, names, compute)
+
+
+def _shard_layers(
+    module: Shardable,
+    mesh: DeviceMesh,
+    *,
+    compute: torch.dtype | None,
+    cpu_offload: bool,
+    reshard_after_forward: bool,
+) -> None:
+    """Shard each layer, the heads and what is left, in this order."""
+    body = module.body if isinstance(module, ValueModel) else module
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     common: dict[str, Any] = {
         "mesh": mesh,
@@ -142,10 +172,6 @@ def shard(
     _shard_heads(module, common)
     # The root is needed again as soon as the backward pass begins.
     fully_shard(module, mp_policy=precision, reshard_after_forward=False, **common)
-    if isinstance(module, Policy):
-        register_fsdp_forward_method(module, Policy.from_hidden.__name__)
-    _sum_gradients(module)
-    export_as(module, names, compute)
 
 
 def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
@@ -282,15 +308,16 @@ def join_ranks(
     *,
     device: str = "cpu",
     fsdp_size: int = -1,
+    tensor_size: int = 1,
     timeout_s: float = _TIMEOUT_S,
 ) -> DeviceMesh:
     """Join the process group at `address` (`tcp://HOST:PORT` or `file://PATH`).
 
     Returns the mesh for `shard` when all ranks have joined. If a rank is late, here or at a later
     collective, the waiting ranks raise a RuntimeError after `timeout_s`. CPU tensors use gloo, GPU
-    tensors NCCL.
+    tensors NCCL. `tensor_size` consecutive ranks divide each layer.
     """
-    shape = mesh_shape(world, fsdp_size)
+    shape = mesh_shape(world // tensor_size, fsdp_size)
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
@@ -300,7 +327,9 @@ def join_ranks(
         world_size=world,
         timeout=timedelta(seconds=timeout_s),
     )
-    names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
+    names = ("shard",) if len(shape) == 1 else (REPLICATE, "shard")
+    if tensor_size > 1:
+        shape, names = (*shape, tensor_size), (*names, TENSOR)
     return init_device_mesh(device, shape, mesh_dim_names=names)
 
 

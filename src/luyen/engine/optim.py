@@ -18,7 +18,8 @@ from torch.utils.hooks import RemovableHandle
 from luyen.base.errors import UserError
 from luyen.config.optimizer_memory import LEAST_8BIT
 from luyen.config.schema.actor_rollout_ref import OptimConfig
-from luyen.engine.fsdp import decoder_layers, export_dtype
+from luyen.engine.fsdp import REPLICATE, decoder_layers, export_dtype
+from luyen.engine.tensor_parallel import is_counted
 
 # Gradient clipping over shards.
 
@@ -35,10 +36,16 @@ def clip_sharded(gradients: Sequence[Tensor], most: float) -> float:
     assert shards, "the step has no gradients"
     assert len(shards) == len(gradients), "a gradient is not sharded"
     local = [shard.to_local() for shard in shards]
-    total = torch.stack(_norms(local)).double().square().sum()
+    counted = [x for shard, x in zip(shards, local, strict=True) if is_counted(shard)]
     mesh = shards[0].device_mesh
-    # Replicas have the same gradients: sum over the sharded dimension only.
-    dist.all_reduce(total, group=mesh.get_group(mesh.ndim - 1))
+    total = torch.zeros((), dtype=torch.float64, device=local[0].device)
+    if counted:
+        total = torch.stack(_norms(counted)).double().square().sum()
+    names = mesh.mesh_dim_names
+    assert names is not None, "`join_ranks` names the dimensions"
+    for dimension, name in enumerate(names):
+        if name != REPLICATE:  # copies have the same gradients
+            dist.all_reduce(total, group=mesh.get_group(dimension))
     norm = math.sqrt(float(total)) if math.isfinite(float(total)) else math.nan
     factor = most / (norm + 1e-6)
     if factor < 1.0:

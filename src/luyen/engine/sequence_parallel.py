@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from luyen.models.attention import AttentionContext, AttentionWindow
-from luyen.models.sequence_split import OwnPlaces, Read
+from luyen.models.rank_splits import OwnPlaces, Read
 
 
 @final

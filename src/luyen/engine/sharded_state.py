@@ -15,10 +15,11 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from luyen.base.files import read_json
 from luyen.checkpoint.tensors import load_state
-from luyen.engine.fsdp import export_dtype, export_parameters
+from luyen.engine.fsdp import REPLICATE, export_dtype, export_parameters
 from luyen.engine.optim import ADAMW, MasterOptimizer
+from luyen.engine.tensor_parallel import TENSOR, divided_dimension
 from luyen.models.trained_weights import restore_parameters, trained_parameters
-from luyen.models.weight_digests import digest_number, digest_numbers
+from luyen.models.weight_digests import block_digest, digest_number, digest_numbers
 
 
 def role_state(name: str, module: nn.Module, optimizer: MasterOptimizer) -> dict[str, Any]:
@@ -92,10 +93,32 @@ def full_weights(
         return
     assert len(sharded) == len(own), "some parameters are not sharded: a pass left them gathered"
     mesh = sharded[0][1].device_mesh
-    if mesh.ndim > 1 and mesh.get_local_rank(0) > 0:
+    names = mesh.mesh_dim_names or ()
+    if REPLICATE in names and mesh.get_local_rank(REPLICATE) > 0:
         return  # another replica has the same weights
     for bucket in _buckets(sharded, bucket_bytes):
-        yield from _gather(bucket, mesh.get_group(mesh.ndim - 1))
+        parts = _gather(bucket, mesh.get_group("shard"))
+        if TENSOR in names and parts is not None:
+            parts = _join_parts(bucket, parts, mesh.get_group(TENSOR))
+        if parts is not None:
+            yield from _on_host(bucket, parts)
+
+
+def weight_buckets(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """`full_weights` in buckets in host memory; ranks but the first yield nothing.
+
+    Those of a model that is not sharded are not copied: the next update changes them.
+    """
+    bucket: dict[str, Tensor] = {}
+    size, most = 0, fitting_bucket(module)
+    for name, weight in full_weights(module, bucket_bytes=most):
+        bucket[name] = weight.detach().to("cpu")
+        size += weight.numel() * weight.element_size()
+        if size >= most:
+            yield bucket
+            bucket, size = {}, 0
+    if bucket:
+        yield bucket
 
 
 def fitting_bucket(module: nn.Module) -> int:
@@ -121,10 +144,11 @@ def _buckets(weights: Sequence[_Named], most: int) -> Iterator[list[_Named]]:
         yield bucket
 
 
-def _gather(bucket: Sequence[_Named], group: dist.ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a bucket in one collective, adjacent in host memory.
+def _gather(bucket: Sequence[_Named], group: dist.ProcessGroup) -> list[Tensor] | None:
+    """The parameters of a bucket in one collective, on the first rank of the group.
 
-    Each rank sends its rows of all of them, padded to the length of the longest.
+    Each rank sends its rows of all of them, padded to the length of the longest. Where ranks divide
+    layers, it is their part of each parameter.
     """
     ranks, dtype = dist.get_world_size(group), export_dtype(bucket[0][1])
     sizes = [[_rows(w, rank, ranks) for _, w in bucket] for rank in range(ranks)]
@@ -134,20 +158,60 @@ def _gather(bucket: Sequence[_Named], group: dist.ProcessGroup) -> Iterator[tupl
     is_first = dist.get_rank(group) == 0
     found = [torch.empty_like(mine) for _ in range(ranks)] if is_first else None
     dist.gather(mine, found, group=group, group_dst=0)
-    if found is not None:
-        parts = [one[: sum(own)].split(own) for one, own in zip(found, sizes, strict=True)]
-        whole = torch.cat([part[index] for index in range(len(bucket)) for part in parts]).cpu()
-        del mine, found, parts  # free them before the caller uses the weights
-        each = whole.split([weight.numel() for _, weight in bucket])
-        for (name, weight), flat in zip(bucket, each, strict=True):
-            yield name, flat.view(weight.shape)
+    if found is None:
+        return None
+    parts = [one[: sum(own)].split(own) for one, own in zip(found, sizes, strict=True)]
+    whole = torch.cat([part[index] for index in range(len(bucket)) for part in parts])
+    shapes = [_divided_shape(weight) for _, weight in bucket]
+    flats = whole.split([prod(shape) for shape in shapes])
+    return [flat.view(shape) for flat, shape in zip(flats, shapes, strict=True)]
+
+
+def _join_parts(
+    bucket: Sequence[_Named], parts: Sequence[Tensor], group: dist.ProcessGroup
+) -> list[Tensor] | None:
+    """The same from the parts of the ranks that divide layers, on the first of them."""
+    cut = [divided_dimension(weight) for _, weight in bucket]
+    own = [part.flatten() for part, at in zip(parts, cut, strict=True) if at is not None]
+    is_first = dist.get_rank(group) == 0
+    ranks = dist.get_world_size(group)
+    found: list[Tensor] = []
+    if own:
+        mine = torch.cat(own)
+        found = [torch.empty_like(mine) for _ in range(ranks)] if is_first else []
+        dist.gather(mine, found or None, group=group, group_dst=0)
+    if not is_first:
+        return None
+    each = [iter(one.split([len(flat) for flat in own])) for one in found]
+    return [
+        part if at is None else torch.cat([next(one).view(part.shape) for one in each], at)
+        for part, at in zip(parts, cut, strict=True)
+    ]
+
+
+def _on_host(bucket: Sequence[_Named], parts: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Adjacent in host memory."""
+    whole = torch.cat([part.flatten() for part in parts]).cpu()
+    parts.clear()  # free them before the caller uses the weights
+    flats = whole.split([weight.numel() for _, weight in bucket])
+    for (name, weight), flat in zip(bucket, flats, strict=True):
+        yield name, flat.view(weight.shape)
+
+
+def _divided_shape(weight: DTensor) -> tuple[int, ...]:
+    """Shape of a parameter on the ranks that divide layers."""
+    shape, at = list(weight.shape), divided_dimension(weight)
+    if at is not None:
+        shape[at] //= weight.device_mesh[TENSOR].size()
+    return tuple(shape)
 
 
 def _rows(weight: DTensor, rank: int, ranks: int) -> int:
     """Elements of a parameter on a rank: whole rows, on the last ranks fewer or none."""
-    most = -(-weight.shape[0] // ranks)
-    own = min(most, max(0, weight.shape[0] - rank * most))
-    return own * (weight.numel() // weight.shape[0])
+    shape = _divided_shape(weight)
+    most = -(-shape[0] // ranks)
+    own = min(most, max(0, shape[0] - rank * most))
+    return own * prod(shape[1:])
 
 
 # Digests of sharded tensors: the sum of each rank's part.
@@ -161,7 +225,7 @@ _MASK = (1 << 64) - 1
 def shard_sums(tensors: Mapping[str, Tensor], *, is_first: bool) -> dict[str, tuple[str, int]]:
     """This rank's part of each digest; a tensor that is not sharded counts on the first rank.
 
-    Shards are rows, so the elements of a shard are consecutive in the global tensor.
+    Shards are rows, or, where ranks divide layers, some columns of rows.
     """
     plain = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
     own = digest_numbers(plain) if is_first else dict.fromkeys(plain, 0)
@@ -198,12 +262,14 @@ def _part(tensor: DTensor) -> int:
     local = tensor.to_local()
     if local.numel() == 0:
         return 0
-    return digest_number(local, offset=_first_element(tensor.shape, mesh, placements))
+    first = _first_element(tensor.shape, mesh, placements)
+    if local.shape[1:] == tensor.shape[1:]:
+        return digest_number(local, offset=first)
+    return block_digest(local, offset=first, columns=tensor.shape[1])
 
 
 @functools.cache
 def _first_element(shape: torch.Size, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> int:
     """Index of the first element of this rank's shard in the global tensor."""
     _, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
-    assert not any(offsets[1:]), "shards are rows"
-    return offsets[0] * prod(shape[1:])
+    return sum(at * prod(shape[index + 1 :]) for index, at in enumerate(offsets))

@@ -31,7 +31,7 @@ from luyen.models.padded_forward import (
     refuse_what_cannot_be_read,
     unpacked_hidden,
 )
-from luyen.models.sequence_split import OwnPlaces, Read, SequenceSplit
+from luyen.models.rank_splits import OwnPlaces, Read, SequenceSplit, VocabularySplit, score_split
 
 Used = TypeVar("Used")
 
@@ -148,6 +148,8 @@ class Policy(nn.Module):
         """Whether activations wait for the backward pass in host memory."""
         self.sequence_split: SequenceSplit | None = None
         """Divides passes over ranks; None: this process computes all tokens of its passes."""
+        self.vocabulary_split: VocabularySplit | None = None
+        """Divides the output layer over ranks; None: this process has all of it."""
         config: Any = model.config.get_text_config()
         given: dict[str, Any] = config.to_dict()
         factor = float(given.get("logit_scale") or 1.0) / float(given.get("logits_scaling") or 1.0)
@@ -286,21 +288,32 @@ class Policy(nn.Module):
                 split, tokens, lengths, mask, where - 1, is_shared=is_shared
             )
         targets = tokens.index_select(0, where if own is None else where[own.index])
-        scored = score(
-            self.head,
+        scored = self._score(
             hidden,
             targets,
+            likeliest=likeliest,
             temperature=temperature,
             entropy=entropy,
             entropy_gradient=entropy_gradient,
             sum_pi_squared=sum_pi_squared,
         )
-        if likeliest:
-            found = likeliest_targets(self.head, hidden.detach(), targets)
-            scored = replace(scored, is_likeliest=found)
         if split is None or own is None:
             return scored
         return scored.map(partial(split.join, own=own, count=where.numel()))
+
+    def _score(
+        self, hidden: Tensor, targets: Tensor, *, likeliest: bool, **wanted: Any
+    ) -> TokenScores:
+        """Scores of targets given their hidden states, of all ranks' rows of the output layer."""
+        if self.vocabulary_split is not None:
+            return score_split(
+                self.head, self.vocabulary_split, hidden, targets, likeliest=likeliest, **wanted
+            )
+        scored = score(self.head, hidden, targets, **wanted)
+        if likeliest:
+            found = likeliest_targets(self.head, hidden.detach(), targets)
+            scored = replace(scored, is_likeliest=found)
+        return scored
 
 
 def _refuse_adapted_head(output: Any, device: torch.device) -> None:

@@ -56,6 +56,32 @@ def digest_number(tensor: Tensor, *, offset: int = 0) -> int:
     return _sum_on_cpu(bits, offset * per_element)
 
 
+def block_digest(block: Tensor, *, offset: int, columns: int) -> int:
+    """`digest_number` of a part of a matrix of so many columns; `offset` is its first element.
+
+    Example:
+        >>> whole = torch.arange(12.0).view(3, 4)
+        >>> parts = [block_digest(whole[:, i : i + 2], offset=i, columns=4) for i in (0, 2)]
+        >>> _signed(sum(parts) & _MASK) == digest_number(whole)
+        True
+    """
+    rows, width = block.shape
+    bits, per_element = _bits(block)
+    assert per_element == 1, "a weight has at most 32 bits"
+    constants = _constants(block.device)
+    last = (offset + rows * columns) // _TABLE
+    of_rows = torch.tensor([_row_constant(row) for row in range(last + 1)], device=block.device)
+    inside = torch.arange(width, device=block.device)
+    total = torch.zeros((), dtype=torch.int64, device=block.device)
+    most = max(1, _TABLE // width)
+    for start in range(0, rows, most):
+        number = torch.arange(start, min(rows, start + most), device=block.device)
+        at = offset + number[:, None] * columns + inside
+        words = bits[start * width : (start + len(number)) * width].view(at.shape)
+        total += (words * (constants[at % _TABLE] * of_rows[at // _TABLE])).sum()
+    return int(total)
+
+
 def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Type, shape and digest of each tensor, as text; one transfer to the host for all of them.
 

@@ -14,12 +14,12 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
 from luyen.engine.fsdp import export_parameters
 from luyen.engine.logprobs import FrozenPolicy
-from luyen.engine.optim import MasterOptimizer
 from luyen.engine.sharded_state import merge_sums, shard_sums
 from luyen.engine.step import RowLearner, ShardUpdateResult, UpdateResult, merge_updates
 from luyen.models.lora import adapter_off
 from luyen.runtime.monitoring import RoleMonitor, TraceSpec, TraceTarget
 from luyen.runtime.roles import WeightDigests
+from luyen.runtime.training import Learner, RoleLearner
 from luyen.runtime.worker import ModelWorker, WorkerGroup
 
 
@@ -74,8 +74,8 @@ class OfflineWorker(ModelWorker):
         key = mix(dropout_key, self.rank) if dropout_key is not None and self.rank else dropout_key
         return self.learner.update_shard(shard, lr=lr, dropout_key=key)
 
-    def _learners(self) -> Iterator[tuple[str, nn.Module, MasterOptimizer]]:
-        yield "actor", self.learner.model, self.learner.optimizer
+    def _learners(self) -> Iterator[Learner]:
+        yield RoleLearner(name="actor", model=self.learner.model, optimizer=self.learner.optimizer)
 
 
 @final

@@ -6,35 +6,24 @@ time, each with its own shard of the batch. `WorkerGroup` does so.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from luyen.algorithms.objective import Objective
 from luyen.base.files import writing
 from luyen.checkpoint.staging import FileWriter
 from luyen.checkpoint.tensors import not_finite, save_state
 from luyen.checkpoint.writer import CheckpointWriter, RankWriter
-from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import BatchShard
-from luyen.engine.critic import CriticEngine
-from luyen.engine.logprobs import FrozenPolicy, score_shard
-from luyen.engine.optim import MASTERS, MasterOptimizer, first_moments
-from luyen.engine.sharded_state import (
-    fitting_bucket,
-    full_weights,
-    load_role,
-    restore_role,
-    role_state,
-    role_weights,
-    shard_sums,
-)
+from luyen.engine.logprobs import FrozenPolicy
+from luyen.engine.optim import MASTERS, first_moments
+from luyen.engine.sharded_state import shard_sums
 from luyen.engine.step import ShardUpdateResult
-from luyen.models.lora import adapter_off
 from luyen.runtime.monitoring import ProcessTrace, TraceSpec
+from luyen.runtime.training import Learner, PolicyLearner, ValueLearner
 from luyen.runtime.weights import Gathering
 
 
@@ -80,8 +69,8 @@ class ModelWorker(ABC):
         """The device that batches must be on, where the caller is in this process."""
 
     @abstractmethod
-    def _learners(self) -> Iterator[tuple[str, nn.Module, MasterOptimizer]]:
-        """Name, model and optimizer of every role here that learns."""
+    def _learners(self) -> Iterator[Learner]:
+        """Every role here that learns."""
 
     def start_trace(self, trace: TraceSpec) -> None:
         """Start a trace of this rank."""
@@ -94,10 +83,10 @@ class ModelWorker(ABC):
     @torch.no_grad()
     def weight_sums(self) -> dict[str, tuple[str, int]]:
         """This rank's parts of the digests of all trained weights."""
-        weights: dict[str, Tensor] = {}
-        for name, model, optimizer in self._learners():
-            weights |= role_weights(name, model, optimizer)
-        return shard_sums(weights, is_first=self.rank == 0)
+        sums: dict[str, tuple[str, int]] = {}
+        for learner in self._learners():
+            sums |= learner.weight_sums(is_first=self.rank == 0)
+        return sums
 
     @torch.no_grad()
     def moment_sums(self) -> dict[str, tuple[str, int]]:
@@ -107,14 +96,14 @@ class ModelWorker(ABC):
     def state(self) -> dict[str, Any]:
         """Weights and optimizer state of every trained role: the parts of a checkpoint by name."""
         state: dict[str, Any] = {}
-        for name, model, optimizer in self._learners():
-            state |= role_state(name, model, optimizer)
+        for learner in self._learners():
+            state |= learner.state()
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a copy of `state` in place, where no model is sharded."""
-        for name, model, optimizer in self._learners():
-            restore_role(state, name, model, optimizer)
+        for learner in self._learners():
+            learner.restore(state)
 
     def not_finite(self) -> list[str]:
         """Names of the tensors whose shard here holds NaN or infinity."""
@@ -141,8 +130,8 @@ class ModelWorker(ABC):
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint; it may have been saved by any number of ranks."""
-        for name, model, optimizer in self._learners():
-            load_role(folder, name, model, optimizer)
+        for learner in self._learners():
+            learner.load(folder)
 
 
 @final
@@ -152,9 +141,9 @@ class TrainWorker(ModelWorker):
     def __init__(
         self,
         *,
-        actor: ActorEngine | None,
+        actor: PolicyLearner | None,
         reference: FrozenPolicy | None,
-        critic: CriticEngine | None,
+        critic: ValueLearner | None,
         teacher: FrozenPolicy | None = None,
         rank: int = 0,
     ) -> None:
@@ -169,7 +158,7 @@ class TrainWorker(ModelWorker):
         self.teacher = teacher
 
     @property
-    def actor(self) -> ActorEngine:
+    def actor(self) -> PolicyLearner:
         """The policy that learns."""
         assert self._actor is not None, "the actor is in another pool"
         return self._actor
@@ -194,11 +183,7 @@ class TrainWorker(ModelWorker):
         """Log-probabilities under the reference policy."""
         if self.reference is not None:
             return self.reference.score_shard(shard)
-        actor = self.actor
-        with adapter_off(actor.policy):
-            return score_shard(
-                actor.policy, shard, temperature=actor.temperature, device=actor.device
-            )
+        return self.actor.base_scores(shard)
 
     def teacher_scores(self, shard: BatchShard) -> dict[str, Tensor]:
         """Log-probabilities under the teacher."""
@@ -231,27 +216,14 @@ class TrainWorker(ModelWorker):
 
         Those of a model that is not sharded are not copied: the next update changes them.
         """
-        bucket: dict[str, Tensor] = {}
-        size, bucket_bytes = 0, self._bucket_bytes
-        for name, weight in full_weights(self.actor.policy, bucket_bytes=bucket_bytes):
-            bucket[name] = weight.detach().to("cpu")
-            size += weight.numel() * weight.element_size()
-            if size >= bucket_bytes:
-                yield bucket
-                bucket, size = {}, 0
-        if bucket:
-            yield bucket
+        return self.actor.weights()
 
-    def _learners(self) -> Iterator[tuple[str, nn.Module, MasterOptimizer]]:
-        """Name, model and optimizer of every role here that learns."""
+    def _learners(self) -> Iterator[Learner]:
+        """Every role here that learns."""
         if self._actor is not None:
-            yield "actor", self._actor.policy, self._actor.optimizer
+            yield self._actor
         if self.critic is not None:
-            yield "critic", self.critic.model, self.critic.optimizer
-
-    @cached_property
-    def _bucket_bytes(self) -> int:
-        return fitting_bucket(self.actor.policy)
+            yield self.critic
 
 
 # Typed calls to the workers of a run. A call names a method of their class by the function itself,

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=3"),
         (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=4"),
     ),
-    "F08": (
+    "F12": (
         (
             "trainer.stage=distill",
             f"{A}.fsdp_config.ulysses_sequence_parallel_size=2",
@@ -57,6 +57,23 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             f"{A}.fsdp_config.ulysses_sequence_parallel_size=2",
             "trainer.n_gpus_per_node=2",
         ),
+    ),
+    "F08": ((f"{A}.strategy=megatron",), (f"{A}.strategy=fsdp2",)),
+    "F09": (
+        (f"{A}.strategy=deepspeed", "trainer.n_gpus_per_node=2"),
+        (f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=2"),
+    ),
+    "F10": (
+        (f"{A}.fsdp_config.tensor_parallel_size=2", "trainer.n_gpus_per_node=3"),
+        (f"{A}.fsdp_config.tensor_parallel_size=2", "trainer.n_gpus_per_node=4"),
+    ),
+    "F11": (
+        (
+            f"{A}.fsdp_config.tensor_parallel_size=2",
+            f"{A}.fsdp_config.ulysses_sequence_parallel_size=2",
+            "trainer.n_gpus_per_node=4",
+        ),
+        (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=4"),
     ),
     "F05": (
         (*KL, f"{REF}.nnodes=1", "trainer.runtime=local"),

@@ -116,7 +116,7 @@ def test_the_tool_calling_template_lacks_its_rows_and_its_tool_file(tmp_path: Pa
 def test_a_verl_yaml_passes_as_it_stands(tmp_path: Path) -> None:
     found = report(VERL, tmp_path)
     assert errors(found) == [("S03", "trainer.runtime")], "Ray is not installed"
-    assert {p.id for p in found.problems} == {"C012", "S03", "R18"}
+    assert {p.id for p in found.problems} == {"C012", "S03", "R18", "F09"}
     assert found.config.actor_rollout_ref.actor.optim.lr == 1e-6
     assert found.plan.where.world_size == 8
     assert found.plan.memory is None

@@ -86,10 +86,32 @@ def test_with_a_pool_of_its_own_the_copy_and_its_cache_lie_elsewhere():
     assert not found["update"].keys() & {"replica", "kv cache"}
 
 
+@pytest.mark.parametrize("name", ["num_attention_heads", "intermediate_size", "vocab_size"])
+def test_layers_that_devices_cannot_divide_are_refused(name: str):
+    size = f"{FSDP}.tensor_parallel_size=2"
+    assert "F10" not in [p.id for p in report_of("trainer.n_gpus_per_node=2", size).problems]
+    odd = {"num_attention_heads": 3, "intermediate_size": 99, "vocab_size": 101}[name]
+    model = f"{ARR}.model.override_config={{{name}: {odd}, num_key_value_heads: 1, head_dim: 16}}"
+    report = report_of("trainer.n_gpus_per_node=2", size, model)
+    [problem] = [p for p in report.problems if p.id == "F10"]
+    assert f"{name} is {odd}" in problem.why
+    assert problem.fix == f"set it to a divisor of {odd}"
+
+
+def test_devices_that_divide_layers_gather_a_part_and_hold_as_much():
+    whole = phases("trainer.n_gpus_per_node=4")["update"]
+    divided = phases("trainer.n_gpus_per_node=4", f"{FSDP}.tensor_parallel_size=4")["update"]
+    assert divided["weights"] == whole["weights"]
+    assert divided["optimizer"] == whole["optimizer"]
+    assert divided["gathered"] == pytest.approx(whole["gathered"] / 4, rel=0.05)
+    assert divided["activations"] < whole["activations"]
+
+
 @pytest.mark.parametrize(
     ("word", "why", "fix"),
     [
         (f"{FSDP}.ulysses_sequence_parallel_size=3", "2 devices train", "set it to one of 1, 2"),
+        (f"{FSDP}.tensor_parallel_size=3", "2 devices train", "set it to 1 or to a divisor of 2"),
         (f"{ARR}.rollout.tensor_model_parallel_size=2", "no effect", "drop the line"),
         (f"{ARR}.rollout.expert_parallel_size=2", "no effect", "drop the line"),
     ],

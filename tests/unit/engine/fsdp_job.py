@@ -238,15 +238,19 @@ def refuses_a_broken_gradient(ranks: Ranks, mesh: DeviceMesh) -> None:
     assert all(not torch.equal(v, before[k]) for k, v in trainee.weights().items() if "lm_" in k)
 
 
-def run_world(root: Path, world: int, rank: int, suite: str) -> None:
-    """Every case of the suite, and going on from what other worlds have saved."""
+def claim_host(rank: int) -> None:
+    """NCCL refuses two ranks of one host on one GPU: each claims a host of its own."""
     if DEVICE == "cuda":
-        # NCCL refuses two ranks of one host on one GPU: each claims a host of its own.
         os.environ |= {
             "NCCL_HOSTID": f"host{rank}",
             "NCCL_SOCKET_IFNAME": "lo",
             "NCCL_IB_DISABLE": "1",
         }
+
+
+def run_world(root: Path, world: int, rank: int, suite: str) -> None:
+    """Every case of the suite, and going on from what other worlds have saved."""
+    claim_host(rank)
     address = f"file://{root}/meeting_{world}"
     mesh = join_ranks(rank, world, address, device=DEVICE, timeout_s=60)
     ranks = Ranks(rank=rank, world=world, mesh=mesh)

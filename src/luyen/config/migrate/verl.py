@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from luyen.base.errors import UserError
 from luyen.base.input_files import is_file
-from luyen.config.catalog import POLICY_LOSSES
+from luyen.config.catalog import POLICY_LOSSES, TRAINING_ENGINES, training_engine
 from luyen.config.fields import all_fields
 from luyen.config.loader.aliases import CHANGED_VALUES, MOOT, NOTED, is_noted, nearest, our_name
 from luyen.config.loader.load import read_override
@@ -340,6 +340,11 @@ RULES: dict[str, Rule] = {
     "reward_model.model.use_rmpad": always("conversations are scored in packed passes"),
     "reward_model.model.use_remove_padding": always("conversations are scored in packed passes"),
     "reward_model.model.fsdp_config.param_offload": named("reward.reward_model.param_offload"),
+    f"{_ACTOR}.strategy": lambda value, _: (
+        keep({f"{_ACTOR}.strategy": value})
+        if training_engine(str(value), 2) in TRAINING_ENGINES
+        else missing("it has no adapter: fsdp2 is used")
+    ),
     "data.tokenizer": named(f"{_MODEL}.tokenizer_path"),
     "data.trust_remote_code": named(f"{_MODEL}.trust_remote_code"),
     "data.tool_config_path": named(f"{_ROLLOUT}.multi_turn.tool_config_path"),

@@ -1,4 +1,4 @@
-"""B, P, F, G: batch divisibility, memory of the plan, sharding and GPU-only keys."""
+"""B, P, G: batch divisibility, memory of the plan, and GPU-only keys."""
 
 from collections.abc import Iterator
 
@@ -59,7 +59,7 @@ def _unit(s: RuleContext) -> str:
 
 def _least_budget(s: RuleContext) -> int:
     """Tokens of a device's budget, so that those that share a sequence can hold the longest."""
-    return -(-s.batch.longest_sequence // s.batch.ranks_per_shard)
+    return -(-s.batch.longest_sequence // s.batch.ranks_per_sequence)
 
 
 @rule("B04", "error")
@@ -97,7 +97,7 @@ def group_fits_a_micro_batch(s: RuleContext) -> Iterator[Finding]:
     """The token budget of a micro-batch grows with the group: its prompt is computed once."""
     actor, rollout = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.rollout
     data = s.config.data
-    budget = s.batch.ranks_per_shard * actor.ppo_max_token_len_per_gpu
+    budget = s.batch.ranks_per_sequence * actor.ppo_max_token_len_per_gpu
     tokens = data.max_prompt_length + rollout.n * data.max_response_length
     if rollout.n > 1 and actor.use_dynamic_bsz and budget < tokens:
         yield Finding(
@@ -286,118 +286,6 @@ def activations_are_recomputed_before_they_move(s: RuleContext) -> Iterator[Find
             "back; with it, only the inputs of layers",
             fix=f"set {_ARR}.model.enable_gradient_checkpointing to true first",
         )
-
-
-# F: weights sharded over devices.
-
-_FSDP = "actor_rollout_ref.actor.fsdp_config"
-
-
-@rule("F01", "warning")
-def there_are_shards(s: RuleContext) -> Iterator[Finding]:
-    """Keys of sharding are changed only where there is more than one device."""
-    for name in ("fsdp_size", "reshard_after_forward", "param_offload", "optimizer_offload"):
-        if max(s.where.rank_groups) == 1 and s.is_changed(f"{_FSDP}.{name}"):
-            why = "one device trains, so that nothing is sharded and it has no effect"
-            fix = "drop the line, or set trainer.nnodes or n_gpus_per_node above 1"
-            yield Finding(field=f"{_FSDP}.{name}", why=why, fix=fix)
-
-
-@rule("F02", "error")
-def shards_and_optimizer_lie_together(s: RuleContext) -> Iterator[Finding]:
-    """Weights and optimizer are offloaded together, or not at all."""
-    fsdp_config = s.config.actor_rollout_ref.actor.fsdp_config
-    is_split = fsdp_config.param_offload != fsdp_config.optimizer_offload
-    if is_split and max(s.where.rank_groups) > 1:
-        name = "param_offload" if fsdp_config.optimizer_offload else "optimizer_offload"
-        why = "shards and their optimizer are in the same memory, and the other key is true"
-        yield Finding(field=f"{_FSDP}.{name}", why=why, fix="set both to true, or neither")
-
-
-@rule("F03", "error")
-def replicas_are_of_equal_size(s: RuleContext) -> Iterator[Finding]:
-    """All copies of the weights are sharded over the same number of devices."""
-    size = s.config.actor_rollout_ref.actor.fsdp_config.fsdp_size
-    for world in dict.fromkeys(s.where.rank_groups):
-        if size != -1 and world > 1 and (size < 1 or world % size):
-            why = f"{world} devices cannot be divided into replicas of {size}"
-            fix = f"set it to -1, or to a divisor of {world}"
-            yield Finding(field=f"{_FSDP}.fsdp_size", why=why, fix=fix)
-
-
-@rule("F07", "error")
-def devices_share_sequences_in_groups(s: RuleContext) -> Iterator[Finding]:
-    """The devices of every role divide into groups that each compute a sequence together."""
-    size = s.batch.ranks_per_shard
-    for world in dict.fromkeys(s.where.rank_groups):
-        if world % size:
-            word = "one device trains" if world == 1 else f"{world} devices train"
-            why = f"{word}, and groups of {size} compute each sequence together"
-            divisors = [n for n in range(1, world + 1) if world % n == 0]
-            fix = f"set it to one of {', '.join(map(str, divisors))}, or change the devices"
-            if world == 1:
-                fix = "set it to 1, or set trainer.nnodes or n_gpus_per_node above 1"
-            yield Finding(field=f"{_FSDP}.ulysses_sequence_parallel_size", why=why, fix=fix)
-
-
-@rule("F08", "error")
-def stage_divides_sequences(s: RuleContext) -> Iterator[Finding]:
-    """Sequences are divided over devices where a stage reads log-probabilities alone."""
-    reasons = {
-        "reward_model": "a reward model reads whole sequences",
-        "distill": "student and teacher are compared over whole sequences",
-    }
-    stage = s.config.trainer.stage
-    if stage in reasons and s.batch.ranks_per_shard > 1:
-        field = f"{_FSDP}.ulysses_sequence_parallel_size"
-        yield Finding(field=field, why=reasons[stage], fix="set it to 1")
-
-
-@rule("F04", "note")
-def one_device_is_not_sharded(s: RuleContext) -> Iterator[Finding]:
-    """A sharded training engine is chosen only where there is more than one device."""
-    strategy = s.config.actor_rollout_ref.actor.strategy
-    if strategy in ("fsdp", "fsdp2") and max(s.where.rank_groups) == 1:
-        why = "one device trains: its weights are whole, and the engine is `single`"
-        fix = "leave it if the same file also runs on more devices, or drop the line"
-        yield Finding(field="actor_rollout_ref.actor.strategy", why=why, fix=fix)
-
-
-_POOLS = ("actor_rollout_ref.ref", "critic")
-
-
-@rule("F05", "error")
-def pools_of_roles_need_processes(s: RuleContext) -> Iterator[Finding]:
-    """A separate pool of the reference or the critic needs the Ray runtime."""
-    for block, pool in zip(_POOLS, (s.where.reference_pool, s.where.critic_pool), strict=True):
-        if pool is not None and s.where.runtime == "local":
-            yield Finding(
-                field=f"{block}.nnodes",
-                why=f"{pool[0]} x {pool[1]} devices are set aside for it, and "
-                "trainer.runtime=local is one process on one device",
-                fix="set trainer.runtime to ray or auto, or drop the line",
-            )
-
-
-@rule("F06", "warning")
-def pools_of_roles_are_used(s: RuleContext) -> Iterator[Finding]:
-    """Keys about devices of the reference or the critic are changed only if they are read."""
-    pools = (s.where.reference_pool, s.where.critic_pool)
-    names = {role.name for role in s.where.roles}
-    is_lora = s.config.actor_rollout_ref.model.lora_rank > 0
-    for block, role, pool in zip(_POOLS, ("reference", "critic"), pools, strict=True):
-        for name in ("nnodes", "n_gpus_per_node"):
-            if pool is not None or not s.is_changed(f"{block}.{name}"):
-                continue
-            why = f"{block}.nnodes is 0: the {role} shares the devices of the actor"
-            fix = f"drop the line, or set {block}.nnodes"
-            if role not in names:
-                why, fix = f"the run has no {role}, so it has no effect", "drop the line"
-            elif role == "reference" and is_lora:
-                why, fix = "the reference is the actor with its adapter off", "drop the line"
-            elif s.config.trainer.stage != "rl":
-                why, fix = "offline stages have one pool of devices", "drop the line"
-            yield Finding(field=f"{block}.{name}", why=why, fix=fix)
 
 
 # G: keys that only a GPU reads.

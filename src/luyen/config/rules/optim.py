@@ -1,7 +1,10 @@
-"""M: optimizers other than AdamW, 4-bit weights, kinds of adapters, and where they can run."""
+"""M, F: optimizers, 4-bit weights, adapters; training engines, and what devices divide."""
 
 from collections.abc import Iterator
 
+from luyen.base.errors import did_you_mean
+from luyen.config.catalog import READ_AS_FSDP2, training_engine
+from luyen.config.model_folder.config_json import read_raw
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 
@@ -166,3 +169,242 @@ def norms_are_of_whole_weights(s: RuleContext) -> Iterator[Finding]:
         why = "it would restore every 4-bit weight a second time in each pass, for its norms"
         fix = f"set it to false, or {_QUANTIZATION}=none"
         yield Finding(field=f"{_MODEL}.use_dora", why=why, fix=fix)
+
+
+# F: training engines, and what they divide over devices: weights, sequences and layers.
+
+_STRATEGY = "actor_rollout_ref.actor.strategy"
+_INSTEAD = "use fsdp2, which shards the same models over as many devices"
+_FOREIGN = {
+    "megatron": (
+        "there is no adapter to megatron-core: it builds models of its own, whose weights have "
+        "other names and shapes than those of Hugging Face that rollouts and checkpoints hold",
+        f"{_INSTEAD}; its expert and pipeline parallelism have no counterpart here",
+    ),
+    "veomni": (
+        "there is no adapter to VeOmni: it is FSDP2 with sequence parallelism around models that "
+        "it builds and loads itself, for versions of torch and datasets that it pins",
+        f"{_INSTEAD}, with fsdp_config.ulysses_sequence_parallel_size for long sequences",
+    ),
+}
+"""Engines of the field without an adapter -> why not, and the way out."""
+
+
+@rule("F08", "error")
+def training_engine_exists(s: RuleContext) -> Iterator[Finding]:
+    """`actor.strategy` is a registered training engine, and its package is installed."""
+    name = s.config.actor_rollout_ref.actor.strategy
+    facts = s.known.training_engines.get(training_engine(name, max(s.where.rank_groups)))
+    if facts is None:
+        near = did_you_mean(name, ("auto", *s.known.training_engines))
+        why, fix = "no such training engine is registered", f"{near}; a plugin may register another"
+        why, fix = _FOREIGN.get(name, (why, fix))
+        yield Finding(field=_STRATEGY, why=why, fix=fix)
+    elif facts.package is not None and not s.installed(facts.package):
+        why = f"the engine needs the package {facts.package}, which is not installed here"
+        fix = f"pip install {facts.package}, or set it to auto"
+        yield Finding(field=_STRATEGY, why=why, fix=fix)
+
+
+@rule("F09", "note")
+def other_names_are_read_as_fsdp2(s: RuleContext) -> Iterator[Finding]:
+    """Names of sharded training engines elsewhere are read as `fsdp2`."""
+    name = s.config.actor_rollout_ref.actor.strategy
+    if name in READ_AS_FSDP2 and max(s.where.rank_groups) > 1:
+        why = f"it is read as `fsdp2`: elsewhere it is {READ_AS_FSDP2[name]}"
+        yield Finding(field=_STRATEGY, why=why, fix="set it to fsdp2 or auto, or leave it")
+
+
+_FSDP = "actor_rollout_ref.actor.fsdp_config"
+
+
+@rule("F01", "warning")
+def there_are_shards(s: RuleContext) -> Iterator[Finding]:
+    """Keys of sharding are changed only where there is more than one device."""
+    for name in ("fsdp_size", "reshard_after_forward", "param_offload", "optimizer_offload"):
+        if max(s.where.rank_groups) == 1 and s.is_changed(f"{_FSDP}.{name}"):
+            why = "one device trains, so that nothing is sharded and it has no effect"
+            fix = "drop the line, or set trainer.nnodes or n_gpus_per_node above 1"
+            yield Finding(field=f"{_FSDP}.{name}", why=why, fix=fix)
+
+
+@rule("F02", "error")
+def shards_and_optimizer_lie_together(s: RuleContext) -> Iterator[Finding]:
+    """Weights and optimizer are offloaded together, or not at all."""
+    fsdp_config = s.config.actor_rollout_ref.actor.fsdp_config
+    is_split = fsdp_config.param_offload != fsdp_config.optimizer_offload
+    if is_split and max(s.where.rank_groups) > 1:
+        name = "param_offload" if fsdp_config.optimizer_offload else "optimizer_offload"
+        why = "shards and their optimizer are in the same memory, and the other key is true"
+        yield Finding(field=f"{_FSDP}.{name}", why=why, fix="set both to true, or neither")
+
+
+@rule("F03", "error")
+def replicas_are_of_equal_size(s: RuleContext) -> Iterator[Finding]:
+    """All copies of the weights are sharded over the same number of devices."""
+    size = s.config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    for world in dict.fromkeys(s.where.rank_groups):
+        if size != -1 and world > 1 and (size < 1 or world % size):
+            why = f"{world} devices cannot be divided into replicas of {size}"
+            fix = f"set it to -1, or to a divisor of {world}"
+            yield Finding(field=f"{_FSDP}.fsdp_size", why=why, fix=fix)
+
+
+@rule("F07", "error")
+def devices_share_sequences_in_groups(s: RuleContext) -> Iterator[Finding]:
+    """The devices of every role divide into groups that each compute a sequence together."""
+    size = s.batch.ranks_per_sequence
+    for world in dict.fromkeys(s.where.rank_groups):
+        if world % size:
+            word = "one device trains" if world == 1 else f"{world} devices train"
+            why = f"{word}, and groups of {size} compute each sequence together"
+            divisors = [n for n in range(1, world + 1) if world % n == 0]
+            fix = f"set it to one of {', '.join(map(str, divisors))}, or change the devices"
+            if world == 1:
+                fix = "set it to 1, or set trainer.nnodes or n_gpus_per_node above 1"
+            yield Finding(field=f"{_FSDP}.ulysses_sequence_parallel_size", why=why, fix=fix)
+
+
+@rule("F12", "error")
+def stage_divides_sequences(s: RuleContext) -> Iterator[Finding]:
+    """Sequences are divided over devices where a stage reads log-probabilities alone."""
+    reasons = {
+        "reward_model": "a reward model reads whole sequences",
+        "distill": "student and teacher are compared over whole sequences",
+    }
+    stage = s.config.trainer.stage
+    if stage in reasons and s.batch.ranks_per_shard > 1:
+        field = f"{_FSDP}.ulysses_sequence_parallel_size"
+        yield Finding(field=field, why=reasons[stage], fix="set it to 1")
+
+
+@rule("F13", "error")
+def offline_stages_have_built_in_engines(s: RuleContext) -> Iterator[Finding]:
+    """Stages that learn from given rows train with `single` or `fsdp2`, and with whole layers."""
+    actor, stage = s.config.actor_rollout_ref.actor, s.config.trainer.stage
+    if stage == "rl":
+        return
+    if training_engine(actor.strategy, max(s.where.rank_groups)) not in ("single", "fsdp2"):
+        why = f"stage {stage} trains with the built-in engines alone"
+        yield Finding(field=_STRATEGY, why=why, fix="set it to auto")
+    if actor.fsdp_config.tensor_parallel_size > 1:
+        why = f"stage {stage} does not divide layers"
+        yield Finding(field=f"{_FSDP}.tensor_parallel_size", why=why, fix="set it to 1")
+
+
+@rule("F04", "note")
+def one_device_is_not_sharded(s: RuleContext) -> Iterator[Finding]:
+    """A sharded training engine is chosen only where there is more than one device."""
+    strategy = s.config.actor_rollout_ref.actor.strategy
+    if strategy in ("fsdp2", *READ_AS_FSDP2) and max(s.where.rank_groups) == 1:
+        why = "one device trains: its weights are whole, and the engine is `single`"
+        fix = "leave it if the same file also runs on more devices, or drop the line"
+        yield Finding(field=_STRATEGY, why=why, fix=fix)
+
+
+_TENSOR = f"{_FSDP}.tensor_parallel_size"
+_DIVIDED = ("llama", "mistral", "qwen2", "qwen3")
+"""Types of models whose layers can be divided."""
+
+
+@rule("F10", "error")
+def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
+    """The devices of every role divide into groups that divide each layer, and its sizes divide."""
+    size = s.config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
+    if size == 1:
+        return
+    for world in dict.fromkeys(s.where.rank_groups):
+        if world % size:
+            word = "one device trains" if world == 1 else f"{world} devices train"
+            why = f"{word}, and groups of {size} divide each layer"
+            fix = f"set it to 1 or to a divisor of {world}, or change the devices"
+            yield Finding(field=_TENSOR, why=why, fix=fix)
+            return
+    raw = read_raw(s.config.actor_rollout_ref.model) or {}
+    kind = raw.get("model_type")
+    if raw and kind not in _DIVIDED:
+        why = f"how the layers of a {kind} model are divided is not known"
+        fix = f"set it to 1, or train one of {', '.join(_DIVIDED)}"
+        yield Finding(field=_TENSOR, why=why, fix=fix)
+        return
+    for name in ("num_attention_heads", "intermediate_size", "vocab_size"):
+        number = raw.get(name)
+        if isinstance(number, int) and number % size:
+            why = f"the model's {name} is {number}, which {size} devices cannot divide"
+            yield Finding(field=_TENSOR, why=why, fix=f"set it to a divisor of {number}")
+
+
+@rule("F11", "error")
+def divided_layers_go_with_the_rest(s: RuleContext) -> Iterator[Finding]:
+    """Layers are divided with `fsdp2`, whole sequences, one copy, and no 4-bit weights."""
+    actor, model = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.model
+    if actor.fsdp_config.tensor_parallel_size == 1:
+        return
+    ranks = max(s.where.rank_groups)
+    reasons = {
+        f"{_FSDP}.ulysses_sequence_parallel_size": (
+            actor.fsdp_config.ulysses_sequence_parallel_size > 1,
+            "sequences cannot be divided where layers are",
+        ),
+        f"{_FSDP}.fsdp_size": (
+            actor.fsdp_config.fsdp_size != -1,
+            "copies of divided layers were never tried",
+        ),
+        _STRATEGY: (
+            ranks > 1 and training_engine(actor.strategy, ranks) != "fsdp2",
+            "only fsdp2 divides layers",
+        ),
+        "actor_rollout_ref.model.quantization": (
+            model.quantization != "none",
+            "4-bit weights cannot be divided",
+        ),
+        "actor_rollout_ref.model.use_dora": (
+            model.lora_rank > 0 and model.use_dora,
+            "the norms of DoRA are taken of whole weights",
+        ),
+        "actor_rollout_ref.model.lora_dropout": (
+            model.lora_rank > 0 and model.lora_dropout > 0,
+            "ranks would drop the same places of different inputs",
+        ),
+    }
+    for field, (is_set, why) in reasons.items():
+        if is_set:
+            fix = f"drop the line, or set {_TENSOR} to 1"
+            yield Finding(field=field, why=why, fix=fix)
+
+
+_POOLS = ("actor_rollout_ref.ref", "critic")
+
+
+@rule("F05", "error")
+def pools_of_roles_need_processes(s: RuleContext) -> Iterator[Finding]:
+    """A separate pool of the reference or the critic needs the Ray runtime."""
+    for block, pool in zip(_POOLS, (s.where.reference_pool, s.where.critic_pool), strict=True):
+        if pool is not None and s.where.runtime == "local":
+            yield Finding(
+                field=f"{block}.nnodes",
+                why=f"{pool[0]} x {pool[1]} devices are set aside for it, and "
+                "trainer.runtime=local is one process on one device",
+                fix="set trainer.runtime to ray or auto, or drop the line",
+            )
+
+
+@rule("F06", "warning")
+def pools_of_roles_are_used(s: RuleContext) -> Iterator[Finding]:
+    """Keys about devices of the reference or the critic are changed only if they are read."""
+    pools = (s.where.reference_pool, s.where.critic_pool)
+    names = {role.name for role in s.where.roles}
+    is_lora = s.config.actor_rollout_ref.model.lora_rank > 0
+    for block, role, pool in zip(_POOLS, ("reference", "critic"), pools, strict=True):
+        for name in ("nnodes", "n_gpus_per_node"):
+            if pool is not None or not s.is_changed(f"{block}.{name}"):
+                continue
+            why = f"{block}.nnodes is 0: the {role} shares the devices of the actor"
+            fix = f"drop the line, or set {block}.nnodes"
+            if role not in names:
+                why, fix = f"the run has no {role}, so it has no effect", "drop the line"
+            elif role == "reference" and is_lora:
+                why, fix = "the reference is the actor with its adapter off", "drop the line"
+            elif s.config.trainer.stage != "rl":
+                why, fix = "offline stages have one pool of devices", "drop the line"
+            yield Finding(field=f"{block}.{name}", why=why, fix=fix)

@@ -9,6 +9,7 @@ from luyen.base.errors import UserError, did_you_mean
 from luyen.base.heartbeat import PHASES
 from luyen.base.input_files import exists, expanded, is_directory
 from luyen.base.rundir import RunDirectory
+from luyen.config.catalog import training_engine
 from luyen.config.plan import needs_critic
 from luyen.config.plugins import LOGGERS
 from luyen.config.resume import ChangedKey, changed_keys, has_progress
@@ -46,10 +47,11 @@ def runtime_spans_the_devices(s: RuleContext) -> Iterator[Finding]:
             why=f"local is one process; nnodes x n_gpus_per_node = {s.where.world_size}",
             fix="drop it (Ray is then used), or set nnodes=1 and n_gpus_per_node=1",
         )
-    if actor.strategy == "single":
+    engine = s.known.training_engines.get(training_engine(actor.strategy, ranks))
+    if engine is not None and not engine.splits:
         yield Finding(
             field="actor_rollout_ref.actor.strategy",
-            why=f"`single` trains on one device; nnodes x n_gpus_per_node = {ranks}",
+            why=f"`{actor.strategy}` trains on one device; nnodes x n_gpus_per_node = {ranks}",
             fix="set it to fsdp2 or auto",
         )
 

@@ -34,6 +34,12 @@ class FsdpConfig(Block):
     optimizer_offload: bool = key(
         False, "Keep the optimizer in host memory, where it then computes, with `param_offload`."
     )
+    tensor_parallel_size: int = key(
+        1,
+        "Devices that divide every layer by heads, inner width and vocabulary, of actor, reference "
+        "and critic alike; weights are sharded further over the rest.",
+        ge=1,
+    )
     ulysses_sequence_parallel_size: int = key(
         1,
         "Devices that compute each sequence together, of actor, reference and critic alike. Token "
@@ -125,8 +131,10 @@ class AdaptiveEntropyConfig(Block):
 class ActorConfig(Block):
     """The policy update."""
 
-    strategy: Literal["auto", "single", "fsdp", "fsdp2"] = key(
-        "auto", "Training engine; auto: single for one device, fsdp2 for more. fsdp means fsdp2."
+    strategy: str = key(
+        "auto",
+        "Name of a registered training engine; auto: single for one device, fsdp2 for more. fsdp "
+        "and deepspeed are read as fsdp2.",
     )
     fsdp_config: FsdpConfig = block(FsdpConfig, "How weights are sharded over several devices.")
     ppo_mini_batch_size: int = key(

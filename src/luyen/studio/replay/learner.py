@@ -19,6 +19,7 @@ from luyen.config.schema.run import RunConfig
 from luyen.config.schema.trainer import ProfileConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer
+from luyen.engine.actor import ActorEngine
 from luyen.engine.batch import PackedBatch
 from luyen.engine.logprobs import score
 from luyen.engine.token_trace import TokenTrace, trace_tokens
@@ -26,6 +27,7 @@ from luyen.pipeline.policy_loading import device_for
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.in_process import local_roles
 from luyen.runtime.roles import Roles
+from luyen.runtime.training import training_engines
 from luyen.runtime.worker import TrainWorker
 from luyen.studio.replay.record import RecordedStep, ReplayRecord
 from luyen.studio.token_file import TokenNumbers
@@ -332,9 +334,13 @@ def learn_step(
 def explain_step(run: ReplayLearner, recorded: RecordedStep) -> tuple[LearnedStep, list[StepTrace]]:
     """Train on a recorded step; every optimizer step of the policy is traced before it is made."""
     traces: list[StepTrace] = []
+    actor = run.worker.actor
+    if not isinstance(actor, ActorEngine):
+        why = "its learner cannot be traced token by token"
+        raise UserError(training_engines.field, type(actor).__name__, why, "trace with `single`")
 
     def trace(batch: PackedBatch, objective: Objective, seed: int) -> None:
-        explained = trace_tokens(run.worker.actor, batch, objective, seed=seed)
+        explained = trace_tokens(actor, batch, objective, seed=seed)
         traces.append(StepTrace(place=batch.streams[PLACE], explained=explained))
 
     return learn_step(run, recorded, before=trace), traces
@@ -346,6 +352,7 @@ def token_numbers(run: ReplayLearner, recorded: RecordedStep) -> list[TokenNumbe
     Of the last branch of each rollout, as files of rollouts have them.
     """
     groups, actor = recorded.groups, run.worker.actor
+    assert isinstance(actor, ActorEngine), "replay builds the engine `single`"
     batch, rollouts = pack_groups(groups, run.roles.device, with_rewards=False), batch_order(groups)
     scored = score(actor.policy, batch, actor.passes, temperature=actor.temperature, entropy=True)
     logps, entropies = (

@@ -1,13 +1,13 @@
 """Build the roles of a run on a Ray cluster from a configuration."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from luyen.config.catalog import training_engine
 from luyen.config.plan import (
     Placement,
     count_weight_versions,
@@ -16,8 +16,6 @@ from luyen.config.plan import (
 )
 from luyen.config.schema.run import RunConfig
 from luyen.data.render import Renderer
-from luyen.engine.fsdp import Shardable, join_ranks, shard_as
-from luyen.engine.sequence_parallel import divide_sequences
 from luyen.models.load import choose_threads
 from luyen.rewards.reward_model import Scorer
 from luyen.rollout.build import ToolEnvironment
@@ -27,6 +25,7 @@ from luyen.runtime.ray.cluster import STORE_BYTES, connect
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.pools import CRITIC, REFERENCE, REWARD, PoolFacts, plan_pools
 from luyen.runtime.roles import Roles
+from luyen.runtime.training import RankPlace, TrainingEngine, training_engines
 from luyen.runtime.worker import TrainWorker
 from luyen.train.batch import RequiredSignals
 from luyen.train.builders.reward import ray_reward_model
@@ -135,52 +134,24 @@ def make_rank(
 ) -> TrainWorker:
     """Build the models of one rank, those of its roles; called in its process."""
     import_plugins(config.trainer.plugins)
-    joined = join_world(config, device, rank, ranks, address)
-    return build_worker(
-        config,
-        load_run_tokenizer(config),
-        needs,
-        device,
-        rank=rank,
-        sharded=joined.sharded,
-        here=joined.here,
-        roles=roles,
-    )
+    engine = join_engine(config, device, rank, ranks, address)
+    tokenizer = load_run_tokenizer(config)
+    return build_worker(config, tokenizer, needs, device, rank=rank, engine=engine, roles=roles)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinedRank:
-    """A rank that has joined the process group.
-
-    Example:
-        >>> JoinedRank(sharded=None, here=None).here is None
-        True
-    """
-
-    sharded: Callable[[Shardable], None] | None
-    """Shards a model over the ranks; None: there is one rank, and models are whole."""
-    here: torch.device | None
-    """Device of passes, where weights may be offloaded."""
-
-
-def join_world(config: RunConfig, device: str, rank: int, ranks: int, address: str) -> JoinedRank:
-    """Join the process group as one of its ranks; called in its process."""
-    fsdp = config.actor_rollout_ref.actor.fsdp_config
-    timeout_s = config.trainer.timeouts.collective_s
-    mesh = join_ranks(
-        rank,
-        ranks,
-        address,
+def join_engine(
+    config: RunConfig, device: str, rank: int, ranks: int, address: str
+) -> TrainingEngine:
+    """The training engine of a rank, which joins the others; called in its process."""
+    actor = config.actor_rollout_ref.actor
+    place = RankPlace(
         device=device,
-        fsdp_size=fsdp.fsdp_size if ranks > 1 else -1,  # one rank has no shards
-        timeout_s=timeout_s,
+        rank=rank,
+        ranks=ranks,
+        address=address,
+        timeout_s=config.trainer.timeouts.collective_s,
     )
-    split = divide_sequences(ranks, fsdp.ulysses_sequence_parallel_size, timeout_s=timeout_s)
-    return JoinedRank(
-        sharded=partial(shard_as, mesh=mesh, fsdp_config=fsdp, split=split) if ranks > 1 else None,
-        here=torch.device(device, torch.cuda.current_device()) if device == "cuda" else None,
-    )
+    return training_engines.get(training_engine(actor.strategy, ranks))(place, actor.fsdp_config)
 
 
 def make_replica(config: RunConfig, device: str, index: int) -> RolloutEngine:

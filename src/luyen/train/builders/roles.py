@@ -2,29 +2,28 @@
 
 import itertools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import torch
-
 import luyen.rollout.engines
 from luyen.base.errors import UserError
 from luyen.base.input_files import expanded
+from luyen.config.catalog import training_engine
 from luyen.config.model_folder.config_json import most_positions
-from luyen.config.plan import count_weight_versions, has_partial_rollouts, ranks_per_shard
+from luyen.config.plan import (
+    count_weight_versions,
+    has_partial_rollouts,
+    ranks_per_sequence,
+)
 from luyen.config.schema.actor_rollout_ref import ActorConfig, LogProbBatchingConfig
 from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.run import RunConfig
 from luyen.config.tool_file import tools_run_code
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
-from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import MicroBatching
-from luyen.engine.critic import CriticEngine
-from luyen.engine.logprobs import FrozenPolicy
-from luyen.engine.optim import build_optimizer
 from luyen.models.load import choose_threads, load_policy
 from luyen.models.policy import Policy, ValueModel
 from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool_environment
@@ -36,6 +35,14 @@ from luyen.rollout.servers.temporary import temporary_folder
 from luyen.runtime.generation import Generation
 from luyen.runtime.in_process import is_strict, local_roles
 from luyen.runtime.roles import RoleMicroBatching, Roles
+from luyen.runtime.training import (
+    PolicyLearner,
+    RankPlace,
+    TrainingEngine,
+    ValueLearner,
+    ValueTraining,
+    training_engines,
+)
 from luyen.runtime.worker import TrainWorker
 from luyen.sandbox.launch import demand
 from luyen.train.batch import RequiredSignals
@@ -128,65 +135,51 @@ def build_worker(
     device: str,
     *,
     rank: int = 0,
-    sharded: Callable[[Policy | ValueModel], None] | None = None,
-    here: torch.device | None = None,
+    engine: TrainingEngine | None = None,
     roles: Collection[str] = TRAINERS,
 ) -> TrainWorker:
     """Build actor, reference, teacher and critic of a process: those that the run needs.
 
-    `sharded` shards a model over the ranks; `here` is the device of passes, if weights may be
-    offloaded. `roles` are those of this process; the rest are in pools of their own.
+    `engine` lays them over the ranks; None: the engine of a process alone. `roles` are those of
+    this process; the rest are in pools of their own.
     """
     arr = config.actor_rollout_ref
-
-    def frozen(policy: Policy) -> FrozenPolicy:
-        if sharded is not None:
-            sharded(policy)
-        return FrozenPolicy(policy=policy, temperature=arr.rollout.temperature, device=here)
-
+    if engine is None:
+        make = training_engines.get(training_engine(arr.actor.strategy, 1))
+        engine = make(RankPlace(device=device), arr.actor.fsdp_config)
+    at = arr.rollout.temperature
     actor = reference = teacher = critic = None
     if "actor" in roles:
-        actor = build_actor(config, tokenizer, device, sharded=sharded, here=here)
+        actor = build_actor(config, tokenizer, device, engine)
     if "reference" in roles and needs.reference and arr.model.lora_rank == 0:
-        reference = frozen(reference_policy(config, tokenizer, device))
+        reference = engine.frozen(reference_policy(config, tokenizer, device), temperature=at)
     if "teacher" in roles and needs.teacher:
-        teacher = frozen(load_teacher(config, tokenizer, device))
+        teacher = engine.frozen(load_teacher(config, tokenizer, device), temperature=at)
     if "critic" in roles and needs.values:
-        critic = build_critic(config, tokenizer, device, sharded=sharded, here=here)
-    if actor is None:
-        for model in (reference and reference.policy, critic and critic.model):
-            if model is not None:
-                choose_threads(model)
+        value = critic_model(config, tokenizer, device)
+        if actor is None:
+            choose_threads(value)
+        critic = build_critic(config, value, engine)
+    if actor is None and reference is not None:
+        choose_threads(reference.policy)
     return TrainWorker(rank=rank, actor=actor, reference=reference, teacher=teacher, critic=critic)
 
 
 def build_actor(
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    device: str,
-    *,
-    sharded: Callable[[Policy], None] | None = None,
-    here: torch.device | None = None,
-) -> ActorEngine:
-    """Build the actor; `sharded` shards its model, `here` is the device of its passes."""
+    config: RunConfig, tokenizer: Tokenizer, device: str, engine: TrainingEngine
+) -> PolicyLearner:
+    """Build the actor."""
     arr = config.actor_rollout_ref
     policy = initial_policy(config, tokenizer, device)
     choose_threads(policy)
-    if sharded is not None:
-        sharded(policy)
-    return ActorEngine(
-        policy,
-        build_optimizer(policy, arr.actor.optim),
-        actor_passes(arr.actor),
-        temperature=arr.rollout.temperature,
-        device=here,
-    )
+    passes = actor_passes(arr.actor)
+    return engine.actor(policy, arr.actor.optim, passes, temperature=arr.rollout.temperature)
 
 
 def micro_batching(config: RunConfig, needs: RequiredSignals) -> RoleMicroBatching:
     """Micro-batching of all passes, and aggregation of the value loss."""
     arr = config.actor_rollout_ref
-    actor, ranks = arr.actor, ranks_per_shard(config)
+    actor, ranks = arr.actor, ranks_per_sequence(config)
     return RoleMicroBatching(
         actor=actor_passes(actor).on_ranks(ranks),
         log_probs=log_prob_passes(arr.rollout, actor).on_ranks(ranks),
@@ -380,30 +373,23 @@ def value_aggregation(config: RunConfig) -> str:
     return config.critic.loss_agg_mode or actor.loss_agg_mode or "token-mean"
 
 
-def build_critic(
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    device: str,
-    *,
-    sharded: Callable[[ValueModel], None] | None = None,
-    here: torch.device | None = None,
-) -> CriticEngine:
-    """Build the critic; `sharded` shards its model, `here` is the device of its passes."""
-    critic, actor = config.critic, config.actor_rollout_ref.actor
-    weights = _other_weights(config, critic.model.path, tokenizer, device, "critic.model.path")
+def critic_model(config: RunConfig, tokenizer: Tokenizer, device: str) -> ValueModel:
+    """The value model that a critic starts from."""
+    path = config.critic.model.path
+    weights = _other_weights(config, path, tokenizer, device, "critic.model.path")
     weights.is_exact = config.actor_rollout_ref.rollout.deterministic
-    value = ValueModel(weights)
-    if sharded is not None:
-        sharded(value)
-    return CriticEngine(
-        value,
-        build_optimizer(value, critic.optim),
-        critic_passes(config),
+    return ValueModel(weights)
+
+
+def build_critic(config: RunConfig, value: ValueModel, engine: TrainingEngine) -> ValueLearner:
+    """Build the critic."""
+    critic, actor = config.critic, config.actor_rollout_ref.actor
+    how = ValueTraining(
         cliprange_value=critic.cliprange_value,
         aggregation=value_aggregation(config),
-        loss_scale_factor=actor.loss_scale_factor or float(config.data.max_response_length),
-        device=here,
+        scale=actor.loss_scale_factor or float(config.data.max_response_length),
     )
+    return engine.critic(value, critic.optim, critic_passes(config), how)
 
 
 _ROLLOUT = "actor_rollout_ref.rollout"

@@ -15,6 +15,7 @@ from luyen.engine.batch_shards import MicroBatching
 from luyen.runtime.in_process import LocalWorkers, is_strict
 from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.offline import OfflineRoles, OfflineWorker
+from luyen.runtime.training import ModelsOnRanks
 from luyen.telemetry.display import Display
 from luyen.train.builders.roles import actor_passes
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
@@ -104,17 +105,18 @@ def make_offline_rank(
     config: RunConfig, device: str, rank: int, ranks: int, address: str
 ) -> OfflineWorker:
     """Build the models of one rank; called in its process."""
-    from luyen.train.builders.ray import join_world
+    from luyen.train.builders.ray import join_engine
 
     import_plugins(config.trainer.plugins)
-    joined = join_world(config, device, rank, ranks, address)
+    engine = join_engine(config, device, rank, ranks, address)
+    assert isinstance(engine, ModelsOnRanks), "the configuration was checked"
     context = WorkerContext(
         config=config,
         tokenizer=load_run_tokenizer(config),
         device=device,
         rank=rank,
-        sharded=joined.sharded,
-        here=joined.here,
+        sharded=engine.lay_out,
+        here=engine.device,
     )
     return STAGES[config.trainer.stage].worker(context)
 

@@ -95,7 +95,7 @@ def test_ranks_wait_for_each_other_as_long_as_the_key_says(
     def joined(*_: Any, timeout_s: float, **__: Any) -> Any:
         raise Seen(timeout_s)
 
-    monkeypatch.setattr(builder, "join_ranks", joined)
+    monkeypatch.setattr("luyen.runtime.training.join_ranks", joined)
     needs: Any = None
     with pytest.raises(Seen) as caught:
         builder.make_rank(config(tmp_path), needs, "cpu", ("actor",), 0, 2, "file:///nowhere")

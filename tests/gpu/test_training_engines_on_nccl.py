@@ -1,0 +1,38 @@
+"""Every training engine on NCCL learns what `single` learns on this GPU.
+
+2 and 4 ranks share the GPU. The forms are those of gloo on CPUs: sharded weights, copies, layers
+that 2 and 4 ranks divide. fp32: losses 1e-5, norms of gradients 1e-4 relative, scores 1e-4.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import DEVICE
+from tests.unit.engine.test_training_engines import (
+    FORMS,
+    MORE_FORMS,
+    demand_conformance,
+    run_forms,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        DEVICE != "cuda" or not torch.cuda.is_available(),
+        reason="needs a GPU and LUYEN_TEST_DEVICE=cuda",
+    ),
+]
+
+
+@pytest.mark.parametrize("name", [*FORMS, *MORE_FORMS])
+def test_an_engine_on_nccl_learns_what_single_learns(tmp_path: Path, name: str):
+    run_forms(tmp_path, {name: {**FORMS, **MORE_FORMS}[name]}, (4,))
+    demand_conformance(tmp_path, name, 4)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_two_ranks_on_nccl_learn_what_single_learns(tmp_path: Path, name: str):
+    run_forms(tmp_path, {name: FORMS[name]}, (2,))
+    demand_conformance(tmp_path, name, 2)

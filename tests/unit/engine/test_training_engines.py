@@ -1,0 +1,120 @@
+"""Every training engine learns what `single` learns, by the methods of its protocol alone.
+
+Bars (fp32): losses 1e-5 absolute, norms of gradients 1e-4 relative, log-probabilities and values
+1e-4 absolute. Digests are equal to the bit where weights are: at the start, and after loading.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from luyen.base.errors import UserError
+from luyen.config.catalog import TRAINING_ENGINES
+from luyen.engine.tensor_parallel import divide_layers
+from luyen.runtime.training import RankPlace
+from tests.tiny_models import DEVICE, tiny_policy
+from tests.unit.engine.conformance_job import SAVED_AT, STEPS, Course, Form, be_rank, run
+from tests.worlds import run_together
+
+TWO = {"tensor_parallel_size": 2}
+FORMS = {
+    "whole": Form(),
+    "copies": Form(config={"fsdp_size": 1}),
+    "layers, qwen2, tied": Form(config=TWO, kind="qwen2", model={"tie_word_embeddings": True}),
+}
+MORE_FORMS = {
+    "qwen3, more ranks than key heads": Form(config={"tensor_parallel_size": 4}, kind="qwen3"),
+    "llama, adapter": Form(config=TWO, lora_rank=4),
+    "qwen3, adapter, more ranks than key heads": Form(
+        config={"tensor_parallel_size": 4}, kind="qwen3", lora_rank=4
+    ),
+    "llama, biases, recomputed": Form(
+        config=TWO, model={"attention_bias": True, "mlp_bias": True}, is_checkpointed=True
+    ),
+    "mistral, one sequence": Form(config=TWO, kind="mistral", sequences=1),
+    "qwen3, kept gathered": Form(config={**TWO, "reshard_after_forward": False}, kind="qwen3"),
+    "llama, offloaded": Form(
+        config={**TWO, "param_offload": True, "optimizer_offload": True}, kind="llama"
+    ),
+}
+"""With 4 ranks, and with 4 only where they divide layers by 4."""
+LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
+
+
+def run_forms(folder: Path, forms: dict[str, Form], worlds: tuple[int, ...]) -> Path:
+    """Every form in every world, after `single` has trained and saved the same models."""
+    for name, form in forms.items():
+        found = run(form.alone, RankPlace(device=DEVICE), folder / "single" / name, None)
+        torch.save(found, folder / f"{name}_1.pt")
+    for world in worlds:
+        ranks = [(folder, world, rank, forms) for rank in range(world)]
+        run_together(be_rank, ranks, folder, limit_s=300)
+    return folder
+
+
+def demand_conformance(folder: Path, name: str, world: int) -> None:
+    found, alone = (torch.load(folder / f"{name}_{n}.pt") for n in (world, 1))
+    demand_equal_steps(found["steps"], alone["steps"])
+    demand_equal_steps(found["again"], alone["steps"][SAVED_AT:])
+    demand_equal_steps(found["continued"], alone["steps"][SAVED_AT:])
+    assert found["digests"][0] == alone["digests"][0], "the same weights before the first step"
+    assert found["loaded"] == found["digests"][1] != found["after"], "what was saved is loaded"
+    assert found["loaded of single"] == alone["digests"][1], "of one process too"
+    assert found["weights"].keys() == alone["weights"].keys()
+    for key, weight in alone["weights"].items():
+        assert found["weights"][key].dtype == weight.dtype
+        torch.testing.assert_close(found["weights"][key], weight, rtol=0, atol=1e-4)
+
+
+def demand_equal_steps(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    for mine, theirs in zip(found, wanted, strict=True):
+        for name, stream in theirs["streams"].items():
+            torch.testing.assert_close(mine["streams"][name], stream, rtol=0, atol=1e-4)
+        for role in ("actor", "critic"):
+            assert mine[role].keys() == theirs[role].keys()
+            assert mine[role]["norm"] == pytest.approx(theirs[role]["norm"], rel=1e-4)
+            for name in set(LOSSES) & theirs[role].keys():
+                assert mine[role][name] == pytest.approx(theirs[role][name], rel=0, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_forms(tmp_path_factory.mktemp("forms"), FORMS, (2,))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_engine_learns_what_single_learns(forms: Path, name: str):
+    demand_conformance(forms, name, 2)
+
+
+def test_one_process_continues_what_ranks_that_divide_layers_have_saved(forms: Path):
+    name = "layers, qwen2, tied"
+    saved = torch.load(forms / f"{name}_2.pt")
+    course = Course(FORMS[name].alone, RankPlace(device=DEVICE))
+    course.load(forms / f"world_2_{[*FORMS].index(name)}")
+    assert course.digests() == saved["digests"][1]
+    steps = [course.step(number) for number in range(SAVED_AT, STEPS)]
+    demand_equal_steps(saved["again"], steps)
+
+
+def test_unknown_layers_and_sizes_that_do_not_divide_are_refused():
+    mesh: Any = SimpleNamespace(size=lambda: 4)
+    with pytest.raises(UserError, match="not known"):
+        divide_layers(tiny_policy("gemma2"), mesh)
+    with pytest.raises(UserError, match="intermediate_size of LlamaForCausalLM is 98"):
+        divide_layers(tiny_policy("llama", intermediate_size=98), mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_FORMS)
+def test_four_ranks_divide_more_models(tmp_path: Path, name: str):
+    run_forms(tmp_path, {name: MORE_FORMS[name]}, (4,))
+    demand_conformance(tmp_path, name, 4)
+
+
+def test_every_engine_on_many_devices_is_tried():
+    tried = {form.engine for form in FORMS.values()}
+    assert tried == {name for name, facts in TRAINING_ENGINES.items() if facts.splits}
