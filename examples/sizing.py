@@ -66,8 +66,7 @@ def table() -> str:
     lines = [f"| model | way | copy | {head} |", "|---" * (3 + len(GPUS)) + "|"]
     for name, shape in SHAPES.items():
         for way in WAYS:
-            alone = "" if "offload" in way else f"{peak(shape, 1, way):.0f}"
-            cells = [alone, *(f"{peak(shape, gpus, way):.0f}" for gpus in GPUS[1:])]
+            cells = [f"{peak(shape, gpus, way):.0f}" for gpus in GPUS]
             copy = f"{shape.parameters() * 2 / GIB:.0f}"
             lines.append(f"| {name} | {way} | {copy} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -15,7 +15,10 @@ from typing import Any
 def forks() -> ForkServerContext:
     """Begins processes that have imported the libraries already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["luyen.runtime.worker"])
+    # With CUDA they import them themselves: bitsandbytes initialises CUDA when it is imported, and
+    # a process that was forked after that cannot use it.
+    is_on_gpu = os.environ.get("LUYEN_TEST_DEVICE") == "cuda"
+    context.set_forkserver_preload([] if is_on_gpu else ["luyen.runtime.worker"])
     return context
 
 

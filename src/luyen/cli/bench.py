@@ -62,7 +62,8 @@ def _figures(kind: Kind, policy: Any, ceilings: Any, work: Mapping[str, Any]) ->
     if kind == "rollout":
         return dataclasses.asdict(measure_rollout(policy, workload, ceilings, rollout=rollout))
     most = work["max_tokens"]
-    step = measure_step(policy, workload, ceilings, rollout=rollout, max_tokens=most)
+    training = {"max_tokens": most, "offload": work["offload"]}
+    step = measure_step(policy, workload, ceilings, rollout=rollout, **training)
     figures = dataclasses.asdict(step)
     if kind == "train":
         del figures["generate_seconds"]
@@ -122,6 +123,9 @@ Most: TypeAlias = Annotated[
     int, typer.Option(help="Most tokens of one micro-batch of the update.", min=1)
 ]
 Exact: TypeAlias = Annotated[bool, typer.Option(help="Log-probabilities agree to the bit.")]
+Offload: TypeAlias = Annotated[
+    bool, typer.Option(help="Of an update on a GPU: the optimizer in host memory.")
+]
 Eager: TypeAlias = Annotated[bool, typer.Option(help="Without captured graphs.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
@@ -140,6 +144,7 @@ def bench(
     max_tokens: Most = 65536,
     deterministic: Exact = True,
     eager: Eager = False,
+    offload: Offload = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure this machine with random weights, and compare the figures with its roofline.
@@ -157,6 +162,7 @@ def bench(
         "max_tokens": max_tokens,
         "deterministic": deterministic,
         "eager": eager,
+        "offload": offload,
     }
     raise typer.Exit(
         run_bench(kind, model=model, device=device, dtype=dtype, as_json=as_json, work=work)

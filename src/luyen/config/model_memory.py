@@ -9,7 +9,13 @@ from math import ceil
 from typing import final
 
 from luyen.config.model_folder.config_json import ModelShape, read_shape
-from luyen.config.optimizer_memory import adapter_tensors, moment_bytes, whole_tensors
+from luyen.config.optimizer_memory import (
+    adapter_tensors,
+    is_optimizer_offloaded,
+    moment_bytes,
+    offload_bytes,
+    whole_tensors,
+)
 from luyen.config.plan import (
     BatchPlan,
     Placement,
@@ -237,6 +243,8 @@ def static_memory(
         generation["versions"] = versions * trainable(config, shape) * width
     if where.world_size == 1:
         training = _alone(config, shape, where, width)
+        if is_optimizer_offloaded(fsdp, where.device, 1):
+            training["optimizer"] = offload_bytes(trainable(config, shape))
         return StaticMemory(training=training, generation=generation, gathered=0, share=1)
     share = fsdp.fsdp_size if fsdp.fsdp_size > 0 else where.world_size
     training = _sharded(config, shape, where, width, share)
@@ -387,7 +395,12 @@ def _frozen_models(
     if needs_reference(config) and not is_lora and where.reference_pool is None:
         parts["reference"] = shape.parameters() * width // share
     if any(role.name == "critic" for role in where.roles) and where.critic_pool is None:
-        parts["critic"] = critic_bytes(config, shape, width=width, share=share)
+        fsdp = config.actor_rollout_ref.actor.fsdp_config
+        is_moved = is_optimizer_offloaded(fsdp, where.device, share)
+        kept = shape.parameters() * width
+        parts["critic"] = (
+            kept if is_moved else critic_bytes(config, shape, width=width, share=share)
+        )
     if has_teacher(config):
         parts["teacher"] = _teacher(config, shape).parameters() * width // share
     return parts

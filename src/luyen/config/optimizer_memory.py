@@ -6,13 +6,36 @@ from math import ceil, prod
 from typing import final
 
 from luyen.config.model_folder.config_json import ModelShape
-from luyen.config.schema.actor_rollout_ref import OptimConfig
+from luyen.config.schema.actor_rollout_ref import FsdpConfig, OptimConfig
 
 _FP32 = 4
 LEAST_8BIT = 4096
 """Numbers of a tensor below which its moments stay fp32: rounding them would save nothing."""
 _BLOCK = 256
 """8-bit moments that share an fp32 scale."""
+OFFLOAD_PIECE, OFFLOAD_SLOTS = 2**25, 3
+"""Weights that an optimizer in host memory updates at once, and how many such pieces move."""
+
+
+def offload_bytes(weights: int) -> int:
+    """Most memory of the device in a step of an optimizer in host memory.
+
+    Example:
+        >>> offload_bytes(100)
+        1200
+    """
+    # A piece's moments and masters.
+    return 3 * _FP32 * min(weights, OFFLOAD_PIECE * OFFLOAD_SLOTS)
+
+
+def is_optimizer_offloaded(fsdp: FsdpConfig, device: str, ranks: int) -> bool:
+    """Whether whole weights on a device have their masters and moments in host memory.
+
+    Example:
+        >>> is_optimizer_offloaded(FsdpConfig(optimizer_offload=True), "cuda", 1)
+        True
+    """
+    return fsdp.optimizer_offload and ranks == 1 and device == "cuda"
 
 
 @final

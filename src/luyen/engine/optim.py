@@ -19,6 +19,7 @@ from luyen.base.errors import UserError
 from luyen.config.optimizer_memory import LEAST_8BIT
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.fsdp import REPLICATE, decoder_layers, export_dtype
+from luyen.engine.host_optimizer import HostAdamW, OffloadedWeight, collector_of, host_copy
 from luyen.engine.tensor_parallel import is_counted
 
 # Gradient clipping over shards.
@@ -119,6 +120,9 @@ class MasterOptimizer:
     accumulation over micro-batches does not round. Parameters may be shards (`luyen.engine.fsdp`):
     every rank then holds its part of masters and moments, clips by the norm over all ranks, and
     decides alike whether a step is applied. Only AdamW takes shards.
+
+    With `offload` masters and moments of whole weights are in host memory
+    (`luyen.engine.host_optimizer`); gradients stay where the weights are.
     """
 
     def __init__(
@@ -127,21 +131,38 @@ class MasterOptimizer:
         optim: OptimConfig,
         *,
         hidden: Iterable[nn.Parameter] = (),
+        offload: bool = False,
     ) -> None:
         """`hidden` are the matrices that Muon updates; AdamW updates the rest."""
         self.parameters = [p for p in parameters if p.requires_grad]
         self._hooks: list[RemovableHandle] = []
-        self.masters = [self._master(p) for p in self.parameters]
+        self.masters = [_master(p, offload=offload) for p in self.parameters]
+        pairs = list(zip(self.parameters, self.masters, strict=True))
+        self._collectors = [m if m is p or not offload else collector_of(p) for p, m in pairs]
+        """Tensors whose `grad` is the gradient of the master."""
+        for (parameter, master), collector in zip(pairs, self._collectors, strict=True):
+            if parameter is not master:
+                self._hooks.append(_collect(parameter, collector))
         self.clip_grad = optim.clip_grad
         self._is_on_gpu = all(m.is_cuda for m in self.masters)
         self.is_sharded = any(isinstance(m, DTensor) for m in self.masters)
         """Whether this rank holds parts of the parameters."""
         names = {id(p) for p in hidden}
-        pairs = zip(self.parameters, self.masters, strict=True)
         matrices = {id(m) for p, m in pairs if id(p) in names}
-        self.optimizers = make_optimizers(self.masters, matrices, optim)
+        self._is_offloaded = offload
+        self.optimizers = (
+            self._in_host_memory(optim)
+            if offload
+            else make_optimizers(self.masters, matrices, optim)
+        )
         """By name; each has some of the masters."""
         assert not self.is_sharded or [*self.optimizers] == [ADAMW], "only AdamW takes shards"
+
+    def _in_host_memory(self, optim: OptimConfig) -> dict[str, torch.optim.Optimizer]:
+        assert optim.name == ADAMW, "the configuration was checked"
+        three = zip(self.parameters, self.masters, self._collectors, strict=True)
+        weights = [OffloadedWeight(weight=p, master=m, collector=c) for p, m, c in three]
+        return {ADAMW: HostAdamW(weights, optim)}
 
     def step(self, lr: float) -> OptimizerStep:
         """Clip, update and clear gradients; a gradient that is not finite is not applied."""
@@ -155,7 +176,7 @@ class MasterOptimizer:
             copied = [
                 (p, m) for p, m in zip(self.parameters, self.masters, strict=True) if p is not m
             ]
-            if copied:
+            if copied and not self._is_offloaded:  # else the step has rounded them
                 with torch.no_grad():
                     _copy_all([p for p, _ in copied], [m for _, m in copied])
         self.zero_grad()
@@ -163,12 +184,12 @@ class MasterOptimizer:
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
-        for master in self.masters:
-            master.grad = None
+        for collector in self._collectors:
+            collector.grad = None
 
     def _clip(self) -> float:
         if not self.is_sharded:
-            return float(nn.utils.clip_grad_norm_(self.masters, self.clip_grad))
+            return float(nn.utils.clip_grad_norm_(self._collectors, self.clip_grad))
         return clip_sharded([m.grad for m in self.masters if m.grad is not None], self.clip_grad)
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,29 +230,37 @@ class MasterOptimizer:
         for hook in self._hooks:
             hook.remove()
 
-    def _master(self, parameter: nn.Parameter) -> Tensor:
-        """The parameter itself, or an fp32 copy that collects its gradients."""
-        if parameter.dtype == torch.float32:
-            return parameter
-        master = parameter.detach().float().clone().requires_grad_()
 
-        def collect(p: Tensor) -> None:
-            assert p.grad is not None
-            if master.grad is None:
-                master.grad = p.grad.float()
-            else:
-                master.grad.add_(p.grad)
-            p.grad = None
-
-        self._hooks.append(parameter.register_post_accumulate_grad_hook(collect))
-        return master
+def _master(parameter: nn.Parameter, *, offload: bool) -> Tensor:
+    """The parameter itself, or an fp32 copy."""
+    if parameter.dtype == torch.float32:
+        return parameter
+    if offload:
+        return host_copy(parameter.detach(), parameter.device)
+    return parameter.detach().float().clone().requires_grad_()
 
 
-def build_optimizer(module: nn.Module, optim: OptimConfig) -> MasterOptimizer:
+def _collect(parameter: nn.Parameter, collector: Tensor) -> RemovableHandle:
+    """Add gradients of the parameter to the fp32 one of the collector, and drop them."""
+
+    def collect(p: Tensor) -> None:
+        assert p.grad is not None
+        if collector.grad is None:
+            collector.grad = p.grad.float()
+        else:
+            collector.grad.add_(p.grad)
+        p.grad = None
+
+    return parameter.register_post_accumulate_grad_hook(collect)
+
+
+def build_optimizer(
+    module: nn.Module, optim: OptimConfig, *, offload: bool = False
+) -> MasterOptimizer:
     """The optimizer of a model's trained weights; Muon gets the matrices of decoder layers."""
     layers = decoder_layers(module)
     hidden = [p for layer in layers for p in layer.parameters() if p.dim() == 2]
-    return MasterOptimizer(module.parameters(), optim, hidden=hidden)
+    return MasterOptimizer(module.parameters(), optim, hidden=hidden, offload=offload)
 
 
 # The optimizers that `optim.name` names, over fp32 tensors.

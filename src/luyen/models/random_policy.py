@@ -57,6 +57,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 2,
     },
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
     "qwen3-0.6b": {
         "model_type": "qwen3",
         "vocab_size": 151936,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from luyen.algorithms.objective import Objective
 from luyen.base.registry import Registry
+from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.schema.actor_rollout_ref import FsdpConfig, OptimConfig
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch_shards import BatchShard, MicroBatching
@@ -230,13 +231,15 @@ class ModelsOnRanks:
     """Gives a rank its part of a model, in place."""
     device: torch.device | None = None
     """Where passes run; None: where the weights are."""
+    offload: bool = False
+    """Whether optimizers of whole weights are in host memory."""
 
     def actor(
         self, policy: Policy, optim: OptimConfig, passes: MicroBatching, *, temperature: float
     ) -> ActorEngine:
         """The policy that learns."""
         self.lay_out(policy)
-        optimizer = build_optimizer(policy, optim)
+        optimizer = build_optimizer(policy, optim, offload=self.offload)
         return ActorEngine(policy, optimizer, passes, temperature=temperature, device=self.device)
 
     def critic(
@@ -246,7 +249,7 @@ class ModelsOnRanks:
         self.lay_out(model)
         return CriticEngine(
             model,
-            build_optimizer(model, optim),
+            build_optimizer(model, optim, offload=self.offload),
             passes,
             cliprange_value=how.cliprange_value,
             aggregation=how.aggregation,
@@ -271,11 +274,14 @@ training_engines: Registry[MakeTrainingEngine] = Registry(
 @training_engines.register("single")
 def single(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
     """Whole models on one device."""
-    del config
     assert place.ranks == 1, "the configuration was checked"
     if place.address is not None:
         join_ranks(0, 1, place.address, device=place.device, timeout_s=place.timeout_s)
-    return ModelsOnRanks(lay_out=lambda _: None, device=place.pass_device)
+    return ModelsOnRanks(
+        lay_out=lambda _: None,
+        device=place.pass_device,
+        offload=is_optimizer_offloaded(config, place.device, place.ranks),
+    )
 
 
 @training_engines.register("fsdp2", splits=True)

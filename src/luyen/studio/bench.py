@@ -309,11 +309,12 @@ def measure_step(
     rollout: RolloutConfig,
     max_tokens: int,
     rounds: int = 3,
+    offload: bool = False,
 ) -> StepFigures:
     """Medians of several GRPO steps after one that warms up."""
     requests = work.requests(policy.head.vocabulary)
     engine = native(policy, rollout, longest=work.longest, decode=lambda _: "")
-    optimizer = build_optimizer(policy, OptimConfig(lr=_RATE))
+    optimizer = build_optimizer(policy, OptimConfig(lr=_RATE), offload=offload)
     actor = ActorEngine(policy, optimizer, MicroBatching(max_tokens=max_tokens), temperature=1.0)
     reset_peak(policy.device.type)
     steps = [_take_step(actor, engine, requests) for _ in range(rounds + 1)]

@@ -20,6 +20,9 @@ C = "algorithm.rollout_correction"
 MINI = f"{A}.ppo_mini_batch_size=256"
 T = f"{R}.multi_turn"
 
+DEVICES = ("trainer.n_gpus_per_node=2",)
+MOVED = ("trainer.device=cuda", f"{A}.fsdp_config.optimizer_offload=true")
+
 # id -> (overrides that trigger it, overrides close by that do not)
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "B01": (
@@ -45,6 +48,14 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "F07": (
         (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=3"),
         (f"{A}.fsdp_config.ulysses_sequence_parallel_size=2", "trainer.n_gpus_per_node=4"),
+    ),
+    "F13": (
+        ("trainer.stage=sft", f"{A}.fsdp_config.tensor_parallel_size=2", *DEVICES),
+        ("trainer.stage=sft", *DEVICES),
+    ),
+    "F14": (
+        (*MOVED, f"{A}.optim.name=muon"),
+        MOVED,
     ),
     "F12": (
         (

@@ -73,6 +73,15 @@ def test_what_is_offloaded_is_not_on_the_device():
     assert parts["replica"] == ALL * 2
 
 
+def test_on_one_gpu_an_offloaded_optimizer_leaves_its_pieces_and_what_is_learned():
+    whole, moved = phases()["update"], phases(f"{FSDP}.optimizer_offload=true")["update"]
+    assert whole["optimizer"] == ALL * 12
+    # Three numbers of every weight, or of 3 pieces of 2^25.
+    assert moved["optimizer"] == 12 * min(ALL, 3 * 2**25)
+    for part in ("weights", "gradients"):
+        assert moved[part] == whole[part]
+
+
 def test_an_adapter_leaves_frozen_shards_in_their_type():
     adapter = SHAPE.lora_parameters(8)
     parts = phases("trainer.n_gpus_per_node=4", f"{ARR}.model.lora_rank=8")["update"]

@@ -269,6 +269,9 @@ def _remedies(s: RuleContext, phase: str) -> Iterator[str]:
             yield "set rollout.free_cache_engine to true"
     if s.where.world_size > 1 and not actor.fsdp_config.param_offload:
         yield "set fsdp_config.param_offload and fsdp_config.optimizer_offload to true"
+    can_move = s.where.world_size == 1 and is_cuda and actor.optim.name == "adamw"
+    if can_move and not actor.fsdp_config.optimizer_offload:
+        yield "set fsdp_config.optimizer_offload to true"
     if model.lora_rank == 0:
         yield "set model.lora_rank (an adapter needs no optimizer state for the rest)"
     yield "take a larger device, or more of them"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from luyen.base.errors import did_you_mean
 from luyen.config.catalog import READ_AS_FSDP2, training_engine
 from luyen.config.model_folder.config_json import read_raw
+from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 
@@ -222,10 +223,26 @@ _FSDP = "actor_rollout_ref.actor.fsdp_config"
 def there_are_shards(s: RuleContext) -> Iterator[Finding]:
     """Keys of sharding are changed only where there is more than one device."""
     for name in ("fsdp_size", "reshard_after_forward", "param_offload", "optimizer_offload"):
-        if max(s.where.rank_groups) == 1 and s.is_changed(f"{_FSDP}.{name}"):
+        moves = name == "optimizer_offload" and s.where.device == "cuda"
+        if max(s.where.rank_groups) == 1 and s.is_changed(f"{_FSDP}.{name}") and not moves:
             why = "one device trains, so that nothing is sharded and it has no effect"
             fix = "drop the line, or set trainer.nnodes or n_gpus_per_node above 1"
+            if name == "optimizer_offload":
+                why, fix = "a CPU computes in host memory anyway", "drop the line"
             yield Finding(field=f"{_FSDP}.{name}", why=why, fix=fix)
+
+
+@rule("F14", "error")
+def only_adamw_is_offloaded(s: RuleContext) -> Iterator[Finding]:
+    """On one GPU an optimizer in host memory is AdamW."""
+    fsdp_config = s.config.actor_rollout_ref.actor.fsdp_config
+    if not is_optimizer_offloaded(fsdp_config, s.where.device, max(s.where.rank_groups)):
+        return
+    reasons = {"muon": "needs whole matrices", "adamw_8bit": "keeps its blocks on the device"}
+    for side, optim in _sides(s):
+        if optim.name in reasons:
+            why = f"{side}.name={optim.name} {reasons[optim.name]}"
+            yield Finding(field=f"{_FSDP}.optimizer_offload", why=why, fix="set it to false")
 
 
 @rule("F02", "error")

@@ -32,7 +32,9 @@ class FsdpConfig(Block):
         False, "Keep shards of weights and gradients in host memory, with `optimizer_offload`."
     )
     optimizer_offload: bool = key(
-        False, "Keep the optimizer in host memory, where it then computes, with `param_offload`."
+        False,
+        "Keep the optimizer in host memory. On one GPU it computes there, in pieces, with the same "
+        "results (only adamw); shards need `param_offload` too, and it computes in host memory.",
     )
     tensor_parallel_size: int = key(
         1,

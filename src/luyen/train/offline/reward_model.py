@@ -240,7 +240,7 @@ def _worker(context: WorkerContext) -> OfflineWorker:
     choose_threads(model)
     if context.sharded is not None:
         context.sharded(model)
-    optimizer = build_optimizer(model, arr.actor.optim)
+    optimizer = build_optimizer(model, arr.actor.optim, offload=context.offloads_optimizer)
     engine = RewardModelEngine(model, optimizer, device=context.here)
     return OfflineWorker(learner=engine, rank=context.rank)
 

@@ -119,7 +119,8 @@ def learning_policy(context: WorkerContext) -> tuple[Policy, MasterOptimizer]:
     choose_threads(policy)
     if context.sharded is not None:
         context.sharded(policy)
-    return policy, build_optimizer(policy, context.config.actor_rollout_ref.actor.optim)
+    actor = context.config.actor_rollout_ref.actor
+    return policy, build_optimizer(policy, actor.optim, offload=context.offloads_optimizer)
 
 
 def token_aggregation(config: RunConfig) -> TokenAggregation:
