@@ -95,8 +95,8 @@ class HostAdamW(torch.optim.Optimizer):
         self._device = weights[0].weight.device
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Update every weight that has a gradient."""
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update every weight that has a gradient; returns nothing."""
         assert closure is None, "gradients are there already"
         pieces = [piece for one in self._weights for piece in self._pieces(one)]
         if not pieces:
@@ -180,6 +180,7 @@ class _Lane:
         self._wait(computing=True)
         beta1, beta2 = group["betas"]
         master = own[2] if len(own) == 3 else piece.weight
+        way: dict[str, Any] = {"fused": True} if self._is_cuda else {"foreach": True}
         adamw(
             [master],
             [piece.gradient],
@@ -187,7 +188,7 @@ class _Lane:
             [own[1]],
             [],
             [torch.full((), piece.step - 1, device=self._device if self._is_cuda else "cpu")],
-            **({"fused": True} if self._is_cuda else {"foreach": True}),
+            **way,
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,
