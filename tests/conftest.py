@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from luyen.base.process_setup import prepare_process
 from tests.forked_python import forked_executable, reserve
+from tests.suites import CORE, SUITES, is_chosen, suite_of
 
 # Runs of these tests are signed with a key of their own, not with the user's.
 _keys = tempfile.mkdtemp(prefix="luyen-key-")
@@ -52,16 +53,22 @@ def pytest_runtest_setup() -> None:
         session.plot_curves = lambda *_: []
 
 
-_TOGETHER = {
-    "ray": ("unit/runtime/ray/", "invariants/test_ray_", "e2e/test_ray_"),
-    "worlds": (
-        "unit/engine/test_fsdp.py",
-        "unit/runtime/test_offline_ranks.py",
-        "unit/checkpoint/test_sharded.py",
-        "unit/checkpoint/test_beside.py",
-    ),
-}
-"""Files whose tests share what is slow to make: a cluster, and the server that forks ranks."""
+_TOGETHER = ("ray", "ranks")
+"""Suites whose files share what is slow to make: a cluster, and the server that forks ranks."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--suite NAME`: the tests of one suite, of the core, or `parts`: of all suites but the core."""
+    names = [CORE, "parts", *SUITES]
+    parser.addoption("--suite", choices=names, help="see tests/suites.py; all tests by default")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of suites that were not chosen are not even imported."""
+    if collection_path.suffix != ".py":
+        return None
+    path = collection_path.relative_to(Path(__file__).parent).as_posix()
+    return None if is_chosen(path, config.getoption("suite")) else True
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -74,8 +81,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            path = file.removeprefix("tests/")
-            return next((n for n, starts in _TOGETHER.items() if path.startswith(starts)), file)
+            suite = suite_of(file.removeprefix("tests/"))
+            return suite if suite in _TOGETHER else file
 
     return Together(config, log)
 
