@@ -116,6 +116,14 @@ def test_megatron_learns_what_single_learns(megatron_forms: Path, name: str):
     demand_conformance(megatron_forms, name, 2)
 
 
+@pytest.mark.slow
+@megatron_is_there
+def test_megatron_on_four_ranks_shards_what_is_divided(tmp_path: Path):
+    form = Form(engine="megatron", config=TWO, kind="qwen3")
+    run_forms(tmp_path, {"four": form}, (4,))
+    demand_conformance(tmp_path, "four", 4)
+
+
 @megatron_is_there
 def test_megatron_on_one_rank_learns_what_single_learns(tmp_path: Path):
     form = Form(engine="megatron", kind="qwen3", model={"tie_word_embeddings": True})

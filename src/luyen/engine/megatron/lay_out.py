@@ -139,12 +139,11 @@ class MegatronWeights:
         for one in self._fused:
             for module, name in one.sources:
                 whole = module.get_parameter(name)
-                kept.append(whole)
-                master = self._shard(whole, one.at)
-                made[id(whole)] = nn.Parameter(master, requires_grad=whole.requires_grad)
+                if id(whole) not in made:  # else it is tied
+                    kept.append(whole)
+                    master = self._shard(whole, one.at)
+                    made[id(whole)] = nn.Parameter(master, requires_grad=whole.requires_grad)
                 module._parameters[name] = made[id(whole)]
-        for one in self._fused:
-            assert all(isinstance(m.get_parameter(n), DTensor) for m, n in one.sources)
 
     def _shard(self, whole: Tensor, at: int | None) -> DTensor:
         part = whole.detach()
@@ -191,9 +190,10 @@ class MegatronWeights:
         if place.ranks == 1:
             return part.contiguous()
         padded = place.padded(part)
-        own = padded.new_empty((place.most, *part.shape[1:]))
-        dist.reduce_scatter_tensor(own, padded, group=self._sharing)
-        return own[: place.own]
+        found = torch.empty_like(padded)
+        # Exchanged and then added in the order of ranks: the sum is the same in every run.
+        dist.all_to_all_single(found, padded, group=self._sharing)
+        return found.view(place.ranks, place.most, *part.shape[1:]).sum(0)[: place.own]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -216,7 +216,7 @@ class MegatronWeights:
         rest = [0, 0] * (local.dim() - 1)
         padded = F.pad(local, [*rest, 0, place.most - place.own])
         whole = padded.new_empty((place.most * place.ranks, *shape[1:]))
-        dist.all_gather_into_tensor(whole, padded.contiguous(), group=self._sharing)
+        dist.all_gather(list(whole.chunk(place.ranks)), padded, group=self._sharing)
         return whole[: place.rows]
 
 

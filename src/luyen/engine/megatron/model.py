@@ -61,7 +61,7 @@ class MegatronLayers:
         embedding: Any = policy.model.get_input_embeddings()
         self._padding: int | None = embedding.padding_idx
         self.dtype: torch.dtype = embedding.weight.dtype
-        self.is_tied = policy.head.linear is not None and _is_tied(policy)
+        self.is_tied = _is_tied(policy)
         self.gpt = self._build(tensor_size, has_head=has_head and not self.is_tied)
         self.gpt.to(policy.device)
         self.gpt.requires_grad_(embedding.weight.requires_grad)
@@ -134,9 +134,7 @@ class MegatronLayers:
             hidden = torch.where(is_padding, hidden.detach(), hidden)
         angles = positions[:, None].float() * self._hf.rotary_emb.inv_freq.float()
         turned = torch.cat([angles, angles], -1)[:, None, None]
-        made = self.gpt.decoder(
-            hidden_states=hidden, attention_mask=context, rotary_pos_emb=turned
-        )
+        made = self.gpt.decoder(hidden_states=hidden, attention_mask=context, rotary_pos_emb=turned)
         return made[:, 0]
 
     def weights(self, policy: Policy, tensor_size: int) -> list[FusedWeight]:
@@ -150,9 +148,9 @@ class MegatronLayers:
         for theirs, ours in zip(gpt.decoder.layers, hf.layers, strict=True):
             found += _layer_weights(theirs, ours, own)
         found.append(_plain(gpt.decoder.final_layernorm.weight, hf.norm))
-        if not self.is_tied:
-            is_read = not gpt.share_embeddings_and_output_weights
-            found.append(_plain(self._output if is_read else None, policy.head.linear, at=0))
+        # A tied one is made with the embedding; a critic reads none.
+        has_own = not gpt.share_embeddings_and_output_weights
+        found.append(_plain(self._output if has_own else None, policy.head.linear, at=0))
         return found
 
 
@@ -194,9 +192,7 @@ def _layer_weights(theirs: Any, ours: Any, heads: AttentionHeads) -> list[FusedW
 def _plain(
     weight: Any, module: nn.Module, *, at: int | None = None, is_partial: bool = False
 ) -> FusedWeight:
-    return FusedWeight(
-        weight=weight, sources=((module, "weight"),), at=at, is_partial=is_partial
-    )
+    return FusedWeight(weight=weight, sources=((module, "weight"),), at=at, is_partial=is_partial)
 
 
 def _is_tied(policy: Policy) -> bool:
