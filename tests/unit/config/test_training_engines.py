@@ -97,3 +97,12 @@ def test_models_that_megatron_would_compute_otherwise_are_refused(raw: dict[str,
 def test_windows_that_are_switched_off_are_no_reason():
     raw = {**LLAMA, "model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False}
     assert why_not(raw, 4) is None
+
+
+def test_the_plan_counts_what_megatron_computes_with_beside_the_masters():
+    def gathered(name: str) -> int:
+        plan = found(TWO, "actor_rollout_ref.model.path=builtin://arithmetic", f"{STRATEGY}={name}")
+        assert plan.plan.memory is not None
+        return max(phase.parts.get("gathered", 0) for phase in plan.plan.memory.phases)
+
+    assert gathered("megatron") > gathered("fsdp2") > 0

@@ -79,8 +79,8 @@ def _value_head(head: nn.Linear) -> list[FusedWeight]:
     own = nn.Linear(head.in_features, 1, dtype=head.weight.dtype, device=head.weight.device)
     vars(head)["forward"] = own.forward
     return [
-        FusedWeight(weight=own.weight, sources=((head, "weight"),), at=None),
-        FusedWeight(weight=own.bias, sources=((head, "bias"),), at=None),
+        FusedWeight(weight=own.get_parameter(name), sources=((head, name),), at=None)
+        for name in ("weight", "bias")
     ]
 
 

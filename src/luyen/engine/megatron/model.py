@@ -23,10 +23,14 @@ from luyen.models.policy import Policy
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it reports every optional library that is not there
-    from megatron.core import parallel_state
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core import parallel_state  # pyright: ignore[reportMissingImports]
+    from megatron.core.models.gpt import GPTModel  # pyright: ignore[reportMissingImports]
+    from megatron.core.models.gpt.gpt_layer_specs import (  # pyright: ignore[reportMissingImports]
+        get_gpt_layer_local_spec,
+    )
+    from megatron.core.transformer.transformer_config import (  # pyright: ignore[reportMissingImports]
+        TransformerConfig,
+    )
 
 # It reports its own deprecated calls in each pass.
 warnings.filterwarnings("ignore", module=r"megatron\.")
