@@ -21,20 +21,6 @@ from luyen.engine.megatron.fused_weights import (
 from luyen.models.attention import AttentionContext, AttentionWindow
 from luyen.models.policy import Policy
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it reports every optional library that is not there
-    from megatron.core import parallel_state  # pyright: ignore[reportMissingImports]
-    from megatron.core.models.gpt import GPTModel  # pyright: ignore[reportMissingImports]
-    from megatron.core.models.gpt.gpt_layer_specs import (  # pyright: ignore[reportMissingImports]
-        get_gpt_layer_local_spec,
-    )
-    from megatron.core.transformer.transformer_config import (  # pyright: ignore[reportMissingImports]
-        TransformerConfig,
-    )
-
-# It reports its own deprecated calls in each pass.
-warnings.filterwarnings("ignore", module=r"megatron\.")
-
 
 @final
 class _PackedAttention(nn.Module):
@@ -52,6 +38,25 @@ class _PackedAttention(nn.Module):
         scale = query.shape[-1] ** -0.5
         made = context.attend(self.layer, q, k, v, scale, AttentionWindow())
         return made[0].flatten(1)[:, None]
+
+
+_COMMON: dict[str, Any] = {
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation_func": nn.functional.silu,
+    "add_bias_linear": False,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    # Weights are filled from those of Hugging Face, on any device.
+    "use_cpu_initialization": True,
+    "perform_initialization": False,
+    # Kernels of Apex, and functions that it compiles.
+    "bias_activation_fusion": False,
+    "masked_softmax_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "persist_layer_norm": False,
+}
+"""What its configuration is for every model."""
 
 
 @final
@@ -78,7 +83,8 @@ class MegatronLayers:
     def _build(self, tensor_size: int, *, has_head: bool) -> Any:
         config = self._config
         is_qwen2, is_qwen3 = (config.model_type == name for name in ("qwen2", "qwen3"))
-        own = TransformerConfig(
+        gpt_model, local_spec, configuration = _builders()
+        own = configuration(
             num_layers=config.num_hidden_layers,
             hidden_size=config.hidden_size,
             num_attention_heads=config.num_attention_heads,
@@ -86,26 +92,15 @@ class MegatronLayers:
             kv_channels=self.width,
             ffn_hidden_size=config.intermediate_size,
             tensor_model_parallel_size=tensor_size,
-            normalization="RMSNorm",
             layernorm_epsilon=config.rms_norm_eps,
-            gated_linear_unit=True,
-            activation_func=nn.functional.silu,
-            add_bias_linear=False,
             add_qkv_bias=is_qwen2,
             qk_layernorm=is_qwen3,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
             params_dtype=self.dtype,
-            use_cpu_initialization=True,
-            perform_initialization=False,
-            bias_activation_fusion=False,
-            masked_softmax_fusion=False,
-            gradient_accumulation_fusion=False,
-            persist_layer_norm=False,
+            **_COMMON,
         )
-        spec: Any = get_gpt_layer_local_spec(qk_layernorm=is_qwen3, normalization="RMSNorm")
+        spec: Any = local_spec(qk_layernorm=is_qwen3, normalization="RMSNorm")
         spec.submodules.self_attention.submodules.core_attention = _PackedAttention
-        made = GPTModel(
+        made = gpt_model(
             own,
             spec,
             vocab_size=config.vocab_size,
@@ -205,8 +200,27 @@ def _is_tied(policy: Policy) -> bool:
     return output.weight is embedding.weight
 
 
+def _builders() -> tuple[Any, Any, Any]:
+    """What makes a model, its layer specification and its configuration."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it reports every optional library that is not there
+        from megatron.core.models.gpt import GPTModel  # pyright: ignore[reportMissingImports]
+        from megatron.core.models.gpt.gpt_layer_specs import (  # pyright: ignore[reportMissingImports]
+            get_gpt_layer_local_spec,
+        )
+        from megatron.core.transformer.transformer_config import (  # pyright: ignore[reportMissingImports]
+            TransformerConfig,
+        )
+    return GPTModel, get_gpt_layer_local_spec, TransformerConfig
+
+
 def divide_ranks(tensor_size: int) -> None:
     """Tell Megatron which ranks of the process group divide layers: consecutive ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import parallel_state  # pyright: ignore[reportMissingImports]
+    # It reports its own deprecated calls in each pass.
+    warnings.filterwarnings("ignore", module=r"megatron\.")
     parallel_state.destroy_model_parallel()  # that of a process group that is gone
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor_size, create_gloo_process_groups=False
