@@ -6,6 +6,8 @@ from luyen.config.catalog import training_engine
 from luyen.config.megatron_models import why_not
 from luyen.config.model_folder.config_json import read_raw
 from luyen.config.rules.rule import Finding, RuleContext, rule
+from luyen.config.schema.actor_rollout_ref import FsdpConfig
+from luyen.config.schema.model import ModelConfig
 
 _ACTOR = "actor_rollout_ref.actor"
 _FSDP = f"{_ACTOR}.fsdp_config"
@@ -17,17 +19,10 @@ def _is_chosen(s: RuleContext) -> bool:
     return training_engine(strategy, max(s.where.rank_groups)) == "megatron"
 
 
-@rule("F15", "error")
-def megatron_has_the_part(s: RuleContext) -> Iterator[Finding]:
-    """`megatron` trains whole models with AdamW on several devices, and divides nothing but layers.
-
-    Pipeline, context and expert parallelism of megatron-core are not built.
-    """
-    if not _is_chosen(s):
-        return
-    config = s.config.actor_rollout_ref
-    model, fsdp_config = config.model, config.actor.fsdp_config
-    refused = {
+def _absent(model: ModelConfig, fsdp_config: FsdpConfig) -> dict[str, tuple[bool, str, str]]:
+    """Key of a part that is not built -> whether it is wanted, why not, and the way out."""
+    stays = "weights and optimizer stay on the device"
+    return {
         f"{_MODEL}.lora_rank": (model.lora_rank > 0, "adapters are not built", "set it to 0"),
         f"{_MODEL}.quantization": (
             model.quantization != "none",
@@ -36,7 +31,7 @@ def megatron_has_the_part(s: RuleContext) -> Iterator[Finding]:
         ),
         f"{_MODEL}.tiled_mlp.enabled": (
             model.tiled_mlp.enabled,
-            "its feed-forward layers are not sliced",
+            "feed-forward layers are not sliced",
             "set it to false",
         ),
         f"{_MODEL}.enable_activation_offload": (
@@ -54,16 +49,26 @@ def megatron_has_the_part(s: RuleContext) -> Iterator[Finding]:
             "masters and moments are sharded over all ranks that do not divide layers",
             "drop the line",
         ),
-        **{
-            f"{_FSDP}.{name}": (is_set, "weights and optimizer stay on the device", "drop the line")
-            for name, is_set in (
-                ("param_offload", fsdp_config.param_offload),
-                ("optimizer_offload", fsdp_config.optimizer_offload),
-                ("reshard_after_forward", not fsdp_config.reshard_after_forward),
-            )
-        },
+        f"{_FSDP}.param_offload": (fsdp_config.param_offload, stays, "drop the line"),
+        f"{_FSDP}.optimizer_offload": (fsdp_config.optimizer_offload, stays, "drop the line"),
+        f"{_FSDP}.reshard_after_forward": (
+            not fsdp_config.reshard_after_forward,
+            "no weights are gathered for a pass",
+            "drop the line",
+        ),
     }
-    for field, (is_set, why, fix) in refused.items():
+
+
+@rule("F15", "error")
+def megatron_has_the_part(s: RuleContext) -> Iterator[Finding]:
+    """`megatron` trains whole models with AdamW on several devices, and divides nothing but layers.
+
+    Pipeline, context and expert parallelism of megatron-core are not built.
+    """
+    if not _is_chosen(s):
+        return
+    config = s.config.actor_rollout_ref
+    for field, (is_set, why, fix) in _absent(config.model, config.actor.fsdp_config).items():
         if is_set:
             yield Finding(field=field, why=f"with megatron {why}", fix=f"{fix}, or use fsdp2")
 
