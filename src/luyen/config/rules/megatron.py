@@ -61,10 +61,7 @@ def _absent(model: ModelConfig, fsdp_config: FsdpConfig) -> dict[str, tuple[bool
 
 @rule("F15", "error")
 def megatron_has_the_part(s: RuleContext) -> Iterator[Finding]:
-    """`megatron` trains whole models with AdamW on several devices, and divides nothing but layers.
-
-    Pipeline, context and expert parallelism of megatron-core are not built.
-    """
+    """`megatron` has no adapters, 4-bit weights, offload, or sequence parallelism."""
     if not _is_chosen(s):
         return
     config = s.config.actor_rollout_ref

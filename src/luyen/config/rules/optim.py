@@ -353,10 +353,7 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
 
 @rule("F11", "error")
 def divided_layers_go_with_the_rest(s: RuleContext) -> Iterator[Finding]:
-    """Layers are divided by `fsdp2` or `megatron`, with whole sequences and one copy.
-
-    4-bit weights are not divided.
-    """
+    """`fsdp2` or `megatron` divides layers: whole sequences, one copy, no 4-bit weights."""
     actor, model = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.model
     if actor.fsdp_config.tensor_parallel_size == 1:
         return
