@@ -309,7 +309,8 @@ def fsdp2(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
 @training_engines.register("megatron", splits=True, package="megatron", extra="megatron")
 def megatron(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
     """Layers of megatron-core; masters and moments are sharded over ranks."""
-    from luyen.engine.megatron.lay_out import join_megatron_ranks, lay_out
+    from luyen.engine.megatron.lay_out import lay_out
+    from luyen.engine.megatron.model import join_megatron_ranks
 
     assert place.address is not None, "ranks meet somewhere"
     mesh = join_megatron_ranks(

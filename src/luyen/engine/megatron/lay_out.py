@@ -19,24 +19,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from luyen.base.errors import UserError
 from luyen.config.megatron_models import why_not
-from luyen.engine.fsdp import Shardable, export_as, join_ranks
+from luyen.engine.fsdp import Shardable, export_as
 from luyen.engine.megatron.fused_weights import FusedWeight
-from luyen.engine.megatron.model import MegatronLayers, divide_ranks
+from luyen.engine.megatron.model import SHARD, MegatronLayers
 from luyen.engine.tensor_parallel import TENSOR, TensorRanks
 from luyen.models.policy import Policy, ValueModel
-
-_SHARD = "shard"
-"""Dimension of the mesh whose ranks compute different sequences, and share masters."""
-
-
-def join_megatron_ranks(
-    rank: int, world: int, address: str, *, device: str, tensor_size: int, timeout_s: float
-) -> DeviceMesh:
-    """Join the process group; `tensor_size` consecutive ranks divide each layer."""
-    join_ranks(rank, world, address, device=device, timeout_s=timeout_s)
-    divide_ranks(tensor_size)
-    places = torch.arange(world).view(-1, tensor_size).t().contiguous()
-    return DeviceMesh(device, places, mesh_dim_names=(TENSOR, _SHARD))
 
 
 def lay_out(module: Shardable, mesh: DeviceMesh) -> "MegatronWeights":
@@ -125,7 +112,7 @@ class MegatronWeights:
     def __init__(self, fused: Sequence[FusedWeight], mesh: DeviceMesh) -> None:
         self._fused = fused
         self._mesh = mesh
-        self._sharing = mesh.get_group(_SHARD)
+        self._sharing = mesh.get_group(SHARD)
         self._dividing = mesh.get_group(TENSOR)
         for one in fused:
             if one.weight is not None and one.weight.requires_grad:

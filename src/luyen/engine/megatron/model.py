@@ -10,14 +10,17 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
+from luyen.engine.fsdp import join_ranks
 from luyen.engine.megatron.fused_weights import (
     AttentionHeads,
     FusedWeight,
     join_gate,
     split_gate,
 )
+from luyen.engine.tensor_parallel import TENSOR
 from luyen.models.attention import AttentionContext, AttentionWindow
 from luyen.models.policy import Policy
 
@@ -214,7 +217,7 @@ def _builders() -> tuple[Any, Any, Any]:
     return GPTModel, get_gpt_layer_local_spec, TransformerConfig
 
 
-def divide_ranks(tensor_size: int) -> None:
+def _divide_ranks(tensor_size: int) -> None:
     """Tell Megatron which ranks of the process group divide layers: consecutive ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -225,3 +228,17 @@ def divide_ranks(tensor_size: int) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor_size, create_gloo_process_groups=False
     )
+
+
+SHARD = "shard"
+"""Dimension of the mesh whose ranks compute different sequences, and share masters."""
+
+
+def join_megatron_ranks(
+    rank: int, world: int, address: str, *, device: str, tensor_size: int, timeout_s: float
+) -> DeviceMesh:
+    """Join the process group; `tensor_size` consecutive ranks divide each layer."""
+    join_ranks(rank, world, address, device=device, timeout_s=timeout_s)
+    _divide_ranks(tensor_size)
+    places = torch.arange(world).view(-1, tensor_size).t().contiguous()
+    return DeviceMesh(device, places, mesh_dim_names=(TENSOR, SHARD))
