@@ -45,6 +45,7 @@ def test_every_library_with_a_door_is_banned():
         "fastapi",
         "llguidance",
         "mcp",
+        "megatron",
         "mlflow",
         "prometheus_client",
         "ray",

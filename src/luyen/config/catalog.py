@@ -109,6 +109,8 @@ class TrainingFacts:
 
     package: str | None = None
     """Python package that must be installed."""
+    extra: str | None = None
+    """Extra of this package that brings it."""
     splits: bool = False
     """Whether it trains on several devices."""
 
@@ -116,6 +118,7 @@ class TrainingFacts:
 TRAINING_ENGINES: dict[str, TrainingFacts] = {
     "single": TrainingFacts(),
     "fsdp2": TrainingFacts(splits=True),
+    "megatron": TrainingFacts(package="megatron", extra="megatron", splits=True),
 }
 
 READ_AS_FSDP2 = {

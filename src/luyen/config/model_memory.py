@@ -253,7 +253,26 @@ def static_memory(
     layers = 2 if fsdp.reshard_after_forward else shape.layers
     own = divided_shape(shape, fsdp.tensor_parallel_size)
     gathered = (own.embeddings() + layers * own.layer_parameters()) * width
+    if config.actor_rollout_ref.actor.strategy == "megatron":
+        gathered = _computed_with(config, shape, where, width)
     return StaticMemory(training=training, generation=generation, gathered=gathered, share=share)
+
+
+def _computed_with(config: RunConfig, shape: ModelShape, where: Placement, width: int) -> int:
+    """Bytes of the weights that Megatron's passes read beside the masters.
+
+    Each rank has its part of every layer of every model; what learns has fp32 gradients too.
+    """
+    ranks = config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
+    own = divided_shape(shape, ranks).parameters()
+    total = own * (width + _FP32)
+    if any(role.name == "critic" for role in where.roles) and where.critic_pool is None:
+        total += own * (width + _FP32)
+    if needs_reference(config) and where.reference_pool is None:
+        total += own * width
+    if has_teacher(config):
+        total += divided_shape(_teacher(config, shape), ranks).parameters() * width
+    return total
 
 
 def divided_shape(shape: ModelShape, ranks: int) -> ModelShape:

@@ -339,7 +339,11 @@ def _engine(facts: Mapping[str, Any]) -> EngineFacts:
 
 
 def _training(facts: Mapping[str, Any]) -> TrainingFacts:
-    return TrainingFacts(package=facts.get("package"), splits=bool(facts.get("splits", False)))
+    return TrainingFacts(
+        package=facts.get("package"),
+        extra=facts.get("extra"),
+        splits=bool(facts.get("splits", False)),
+    )
 
 
 def _rule(facts: Mapping[str, Any]) -> RuleFacts:

@@ -7,7 +7,7 @@ apart from the gradient, and take their learning rate of a step from the caller.
 import math
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 import torch.distributed as dist
@@ -112,6 +112,18 @@ class OptimizerStep:
     """Learning rate of the step."""
 
 
+class ComputeWeights(Protocol):
+    """Weights that passes compute with, where they are not the parameters that learn."""
+
+    def collect_gradients(self) -> None:
+        """Give every parameter that learns its gradient."""
+        ...
+
+    def refresh(self) -> None:
+        """Make the weights anew from the parameters, which have changed."""
+        ...
+
+
 @final
 class MasterOptimizer:
     """AdamW, 8-bit AdamW or Muon over fp32 masters. Other parameters keep fp32 gradients as well.
@@ -132,8 +144,13 @@ class MasterOptimizer:
         *,
         hidden: Iterable[nn.Parameter] = (),
         offload: bool = False,
+        compute: ComputeWeights | None = None,
     ) -> None:
-        """`hidden` are the matrices that Muon updates; AdamW updates the rest."""
+        """`hidden` are the matrices that Muon updates; AdamW updates the rest.
+
+        `compute`: what passes compute with; None: the parameters themselves.
+        """
+        self._compute = compute
         self.parameters = [p for p in parameters if p.requires_grad]
         self._hooks: list[RemovableHandle] = []
         self.masters = [_master(p, offload=offload) for p in self.parameters]
@@ -166,6 +183,8 @@ class MasterOptimizer:
 
     def step(self, lr: float) -> OptimizerStep:
         """Clip, update and clear gradients; a gradient that is not finite is not applied."""
+        if self._compute is not None:
+            self._compute.collect_gradients()
         norm = self._clip()
         is_finite = math.isfinite(norm)
         if is_finite:
@@ -179,6 +198,8 @@ class MasterOptimizer:
             if copied and not self._is_offloaded:  # else the step has rounded them
                 with torch.no_grad():
                     _copy_all([p for p, _ in copied], [m for _, m in copied])
+            if self._compute is not None:
+                self._compute.refresh()
         self.zero_grad()
         return OptimizerStep(grad_norm=norm, is_applied=is_finite, lr=lr)
 
@@ -210,6 +231,8 @@ class MasterOptimizer:
         with torch.no_grad():
             for master, saved in zip(self.separate_masters(), state[MASTERS], strict=True):
                 master.copy_(saved)
+        if self._compute is not None:
+            self._compute.refresh()
 
     def separate_masters(self) -> list[Tensor]:
         """Masters of the parameters whose export dtype is not fp32."""
@@ -255,12 +278,18 @@ def _collect(parameter: nn.Parameter, collector: Tensor) -> RemovableHandle:
 
 
 def build_optimizer(
-    module: nn.Module, optim: OptimConfig, *, offload: bool = False
+    module: nn.Module,
+    optim: OptimConfig,
+    *,
+    offload: bool = False,
+    compute: ComputeWeights | None = None,
 ) -> MasterOptimizer:
     """The optimizer of a model's trained weights; Muon gets the matrices of decoder layers."""
     layers = decoder_layers(module)
     hidden = [p for layer in layers for p in layer.parameters() if p.dim() == 2]
-    return MasterOptimizer(module.parameters(), optim, hidden=hidden, offload=offload)
+    return MasterOptimizer(
+        module.parameters(), optim, hidden=hidden, offload=offload, compute=compute
+    )
 
 
 # The optimizers that `optim.name` names, over fp32 tensors.

@@ -148,6 +148,8 @@ class Policy(nn.Module):
         """Whether activations wait for the backward pass in host memory."""
         self.sequence_split: SequenceSplit | None = None
         """Divides passes over ranks; None: this process computes all tokens of its passes."""
+        self.reader: Read | None = None
+        """Computes last hidden states of packed tokens; None: the layers of the model do."""
         self.vocabulary_split: VocabularySplit | None = None
         """Divides the output layer over ranks; None: this process has all of it."""
         config: Any = model.config.get_text_config()
@@ -191,6 +193,8 @@ class Policy(nn.Module):
     def hidden(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Last hidden state `[tok, hidden]` of packed tokens."""
         assert self.is_packed, "the model was loaded with its own attention"
+        if self.reader is not None:
+            return self.reader(tokens, positions, context)
         base: Any = self.model.base_model
         with offload_activations(self.model) if self.is_offloading else nullcontext():
             out = base(

@@ -22,7 +22,7 @@ from luyen.engine.batch_shards import BatchShard, MicroBatching
 from luyen.engine.critic import CriticEngine
 from luyen.engine.fsdp import Shardable, join_ranks, shard_as
 from luyen.engine.logprobs import FrozenPolicy
-from luyen.engine.optim import MasterOptimizer, build_optimizer
+from luyen.engine.optim import ComputeWeights, MasterOptimizer, build_optimizer
 from luyen.engine.sequence_parallel import divide_sequences
 from luyen.engine.sharded_state import (
     ShardSums,
@@ -227,8 +227,9 @@ class ModelsOnRanks:
         True
     """
 
-    lay_out: Callable[[Shardable], None]
-    """Gives a rank its part of a model, in place."""
+    lay_out: Callable[[Shardable], ComputeWeights | None]
+    """Gives a rank its part of a model, in place, and the weights that passes compute with; None:
+    they are the model's own."""
     device: torch.device | None = None
     """Where passes run; None: where the weights are."""
     offload: bool = False
@@ -238,18 +239,18 @@ class ModelsOnRanks:
         self, policy: Policy, optim: OptimConfig, passes: MicroBatching, *, temperature: float
     ) -> ActorEngine:
         """The policy that learns."""
-        self.lay_out(policy)
-        optimizer = build_optimizer(policy, optim, offload=self.offload)
+        compute = self.lay_out(policy)
+        optimizer = build_optimizer(policy, optim, offload=self.offload, compute=compute)
         return ActorEngine(policy, optimizer, passes, temperature=temperature, device=self.device)
 
     def critic(
         self, model: ValueModel, optim: OptimConfig, passes: MicroBatching, how: ValueTraining
     ) -> CriticEngine:
         """The critic."""
-        self.lay_out(model)
+        compute = self.lay_out(model)
         return CriticEngine(
             model,
-            build_optimizer(model, optim, offload=self.offload),
+            build_optimizer(model, optim, offload=self.offload, compute=compute),
             passes,
             cliprange_value=how.cliprange_value,
             aggregation=how.aggregation,
@@ -303,3 +304,21 @@ def fsdp2(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
     return ModelsOnRanks(
         lay_out=lambda model: shard_as(model, mesh, config, split), device=place.pass_device
     )
+
+
+@training_engines.register("megatron", splits=True, package="megatron", extra="megatron")
+def megatron(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
+    """Layers of megatron-core; masters and moments are sharded over ranks."""
+    from luyen.engine.megatron.lay_out import lay_out
+    from luyen.engine.megatron.model import join_megatron_ranks
+
+    assert place.address is not None, "ranks meet somewhere"
+    mesh = join_megatron_ranks(
+        place.rank,
+        place.ranks,
+        place.address,
+        device=place.device,
+        tensor_size=config.tensor_parallel_size,
+        timeout_s=place.timeout_s,
+    )
+    return ModelsOnRanks(lay_out=lambda model: lay_out(model, mesh), device=place.pass_device)

@@ -69,7 +69,23 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "trainer.n_gpus_per_node=2",
         ),
     ),
-    "F08": ((f"{A}.strategy=megatron",), (f"{A}.strategy=fsdp2",)),
+    "F08": ((f"{A}.strategy=veomni",), (f"{A}.strategy=fsdp2",)),
+    "F15": (
+        (f"{A}.strategy=megatron", f"{M}.lora_rank=4", *DEVICES),
+        (f"{A}.strategy=megatron", *DEVICES),
+    ),
+    "F16": (
+        (f"{A}.strategy=megatron",),
+        (f"{A}.strategy=megatron", *DEVICES),
+    ),
+    "F17": (
+        (
+            f"{A}.strategy=megatron",
+            f"{A}.fsdp_config.tensor_parallel_size=8",
+            "trainer.n_gpus_per_node=8",
+        ),
+        (f"{A}.strategy=megatron", *DEVICES),
+    ),
     "F09": (
         (f"{A}.strategy=deepspeed", "trainer.n_gpus_per_node=2"),
         (f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=2"),

@@ -1,12 +1,14 @@
 """Names of training engines: those of other tools, those without an adapter, and a plugin's."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from luyen.config.catalog import TRAINING_ENGINES
 from luyen.config.check import Report, check
 from luyen.config.machine import Machine
+from luyen.config.megatron_models import why_not
 from luyen.runtime.training import training_engines
 
 STRATEGY = "actor_rollout_ref.actor.strategy"
@@ -45,14 +47,13 @@ def test_names_of_other_tools_are_read_as_fsdp2_with_a_note(name: str, engine: s
 @pytest.mark.parametrize(
     ("name", "reason", "instead"),
     [
-        ("megatron", "no adapter to megatron-core", "fsdp2"),
+        ("megatron", "needs the package megatron", "luyen[megatron]"),
         ("veomni", "no adapter to VeOmni", "ulysses_sequence_parallel_size"),
+        ("veomni", "datasets below 2.22", "fsdp2"),
         ("fsdp3", "no such training engine", "fsdp2"),
     ],
 )
-def test_engines_without_an_adapter_are_refused_with_a_way_out(
-    name: str, reason: str, instead: str
-):
+def test_engines_that_are_not_here_are_refused_with_a_way_out(name: str, reason: str, instead: str):
     errors = about(found(TWO, f"{STRATEGY}={name}"))
     assert [*errors] == ["F08"]
     assert reason in errors["F08"]
@@ -70,3 +71,38 @@ def test_an_engine_of_a_plugin_is_known_with_its_facts(tmp_path: Path):
     assert about(found(*more, f"{STRATEGY}=near")) == {}
     assert [*about(found(*more, f"{STRATEGY}=alone"))] == ["S02"]
     assert "nowhere" in about(found(*more, f"{STRATEGY}=far"))["F08"]
+
+
+LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ({"model_type": "gemma2"}, "gemma2"),
+        ({**LLAMA, "attention_bias": True}, "biases"),
+        ({**LLAMA, "hidden_act": "gelu"}, "activation gelu"),
+        ({**LLAMA, "attention_dropout": 0.1}, "dropout"),
+        ({**LLAMA, "rope_scaling": {"type": "dynamic"}}, "dynamic"),
+        ({**LLAMA, "model_type": "mistral", "sliding_window": 8}, "sliding window"),
+        ({**LLAMA, "num_key_value_heads": 2}, "num_key_value_heads is 2, which 4"),
+    ],
+)
+def test_models_that_megatron_would_compute_otherwise_are_refused(raw: dict[str, Any], reason: str):
+    found = why_not(raw, 4)
+    assert found is not None
+    assert reason in found[0]
+
+
+def test_windows_that_are_switched_off_are_no_reason():
+    raw = {**LLAMA, "model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False}
+    assert why_not(raw, 4) is None
+
+
+def test_the_plan_counts_what_megatron_computes_with_beside_the_masters():
+    def gathered(name: str) -> int:
+        plan = found(TWO, "actor_rollout_ref.model.path=builtin://arithmetic", f"{STRATEGY}={name}")
+        assert plan.plan.memory is not None
+        return max(phase.parts.get("gathered", 0) for phase in plan.plan.memory.phases)
+
+    assert gathered("megatron") > gathered("fsdp2") > 0

@@ -4,6 +4,7 @@ Bars (fp32): losses 1e-5 absolute, norms of gradients 1e-4 relative, log-probabi
 1e-4 absolute. Digests are equal to the bit where weights are: at the start, and after loading.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,15 @@ MORE_FORMS = {
     ),
 }
 """With 4 ranks, and with 4 only where they divide layers by 4."""
+MEGATRON = {
+    "llama, whole layers": Form(engine="megatron"),
+    "qwen2, divided layers, tied": Form(
+        engine="megatron", config=TWO, kind="qwen2", model={"tie_word_embeddings": True}
+    ),
+    "qwen3, divided layers, recomputed": Form(
+        engine="megatron", config=TWO, kind="qwen3", is_checkpointed=True
+    ),
+}
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
 
 
@@ -48,7 +58,7 @@ def run_forms(folder: Path, forms: dict[str, Form], worlds: tuple[int, ...]) -> 
     """Every form in every world, after `single` has trained and saved the same models."""
     for name, form in forms.items():
         found = run(form.alone, RankPlace(device=DEVICE), folder / "single" / name, None)
-        torch.save(found, folder / f"{name}_1.pt")
+        torch.save(found, folder / f"{name}_alone.pt")
     for world in worlds:
         ranks = [(folder, world, rank, forms) for rank in range(world)]
         run_together(be_rank, ranks, folder, limit_s=300)
@@ -56,7 +66,7 @@ def run_forms(folder: Path, forms: dict[str, Form], worlds: tuple[int, ...]) -> 
 
 
 def demand_conformance(folder: Path, name: str, world: int) -> None:
-    found, alone = (torch.load(folder / f"{name}_{n}.pt") for n in (world, 1))
+    found, alone = (torch.load(folder / f"{name}_{n}.pt") for n in (world, "alone"))
     demand_equal_steps(found["steps"], alone["steps"])
     demand_equal_steps(found["again"], alone["steps"][SAVED_AT:])
     demand_equal_steps(found["continued"], alone["steps"][SAVED_AT:])
@@ -90,6 +100,37 @@ def test_an_engine_learns_what_single_learns(forms: Path, name: str):
     demand_conformance(forms, name, 2)
 
 
+megatron_is_there = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="megatron-core is not installed: the extra `megatron`"
+)
+
+
+@pytest.fixture(scope="module")
+def megatron_forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_forms(tmp_path_factory.mktemp("megatron"), MEGATRON, (2,))
+
+
+@megatron_is_there
+@pytest.mark.parametrize("name", MEGATRON)
+def test_megatron_learns_what_single_learns(megatron_forms: Path, name: str):
+    demand_conformance(megatron_forms, name, 2)
+
+
+@pytest.mark.slow
+@megatron_is_there
+def test_megatron_on_four_ranks_shards_what_is_divided(tmp_path: Path):
+    form = Form(engine="megatron", config=TWO, kind="qwen3")
+    run_forms(tmp_path, {"four": form}, (4,))
+    demand_conformance(tmp_path, "four", 4)
+
+
+@megatron_is_there
+def test_megatron_on_one_rank_learns_what_single_learns(tmp_path: Path):
+    form = Form(engine="megatron", kind="qwen3", model={"tie_word_embeddings": True})
+    run_forms(tmp_path, {"one": form}, (1,))
+    demand_conformance(tmp_path, "one", 1)
+
+
 def test_one_process_continues_what_ranks_that_divide_layers_have_saved(forms: Path):
     name = "layers, qwen2, tied"
     saved = torch.load(forms / f"{name}_2.pt")
@@ -116,5 +157,5 @@ def test_four_ranks_divide_more_models(tmp_path: Path, name: str):
 
 
 def test_every_engine_on_many_devices_is_tried():
-    tried = {form.engine for form in FORMS.values()}
+    tried = {form.engine for form in (*FORMS.values(), *MEGATRON.values())}
     assert tried == {name for name, facts in TRAINING_ENGINES.items() if facts.splits}

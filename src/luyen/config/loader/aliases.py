@@ -110,6 +110,7 @@ RENAMED: dict[str, str] = {
     f"{_ACTOR}.ulysses_sequence_parallel_size": (
         f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
     ),
+    f"{_ACTOR}.megatron.tensor_model_parallel_size": f"{_ACTOR}.fsdp_config.tensor_parallel_size",
 }
 """Keys and blocks that verl keeps at another place, and ours: read there, with a note."""
 

@@ -177,14 +177,10 @@ def norms_are_of_whole_weights(s: RuleContext) -> Iterator[Finding]:
 _STRATEGY = "actor_rollout_ref.actor.strategy"
 _INSTEAD = "use fsdp2, which shards the same models over as many devices"
 _FOREIGN = {
-    "megatron": (
-        "there is no adapter to megatron-core: it builds models of its own, whose weights have "
-        "other names and shapes than those of Hugging Face that rollouts and checkpoints hold",
-        f"{_INSTEAD}; its expert and pipeline parallelism have no counterpart here",
-    ),
     "veomni": (
-        "there is no adapter to VeOmni: it is FSDP2 with sequence parallelism around models that "
-        "it builds and loads itself, for versions of torch and datasets that it pins",
+        "there is no adapter to VeOmni: 0.1.12 needs datasets below 2.22 (the extra `datasets` is "
+        "4 or newer) and Python below 3.13, and its extra for GPUs pins torch 2.11.0+cu130; it is "
+        "FSDP2 with sequence parallelism around models that it builds and loads itself",
         f"{_INSTEAD}, with fsdp_config.ulysses_sequence_parallel_size for long sequences",
     ),
 }
@@ -203,7 +199,8 @@ def training_engine_exists(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field=_STRATEGY, why=why, fix=fix)
     elif facts.package is not None and not s.installed(facts.package):
         why = f"the engine needs the package {facts.package}, which is not installed here"
-        fix = f"pip install {facts.package}, or set it to auto"
+        source = facts.package if facts.extra is None else f"'luyen[{facts.extra}]'"
+        fix = f"pip install {source}, or set it to auto"
         yield Finding(field=_STRATEGY, why=why, fix=fix)
 
 
@@ -330,6 +327,7 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
     size = s.config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
     if size == 1:
         return
+    engine = training_engine(s.config.actor_rollout_ref.actor.strategy, max(s.where.rank_groups))
     for world in dict.fromkeys(s.where.rank_groups):
         if world % size:
             word = "one device trains" if world == 1 else f"{world} devices train"
@@ -337,6 +335,8 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
             fix = f"set it to 1 or to a divisor of {world}, or change the devices"
             yield Finding(field=_TENSOR, why=why, fix=fix)
             return
+    if engine == "megatron":
+        return  # F17 knows which models it divides
     raw = read_raw(s.config.actor_rollout_ref.model) or {}
     kind = raw.get("model_type")
     if raw and kind not in _DIVIDED:
@@ -353,7 +353,7 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
 
 @rule("F11", "error")
 def divided_layers_go_with_the_rest(s: RuleContext) -> Iterator[Finding]:
-    """Layers are divided with `fsdp2`, whole sequences, one copy, and no 4-bit weights."""
+    """`fsdp2` or `megatron` divides layers: whole sequences, one copy, no 4-bit weights."""
     actor, model = s.config.actor_rollout_ref.actor, s.config.actor_rollout_ref.model
     if actor.fsdp_config.tensor_parallel_size == 1:
         return
@@ -368,8 +368,8 @@ def divided_layers_go_with_the_rest(s: RuleContext) -> Iterator[Finding]:
             "copies of divided layers were never tried",
         ),
         _STRATEGY: (
-            ranks > 1 and training_engine(actor.strategy, ranks) != "fsdp2",
-            "only fsdp2 divides layers",
+            ranks > 1 and training_engine(actor.strategy, ranks) not in ("fsdp2", "megatron"),
+            "only fsdp2 and megatron divide layers",
         ),
         "actor_rollout_ref.model.quantization": (
             model.quantization != "none",

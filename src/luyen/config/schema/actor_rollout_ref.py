@@ -136,7 +136,7 @@ class ActorConfig(Block):
     strategy: str = key(
         "auto",
         "Name of a registered training engine; auto: single for one device, fsdp2 for more. fsdp "
-        "and deepspeed are read as fsdp2.",
+        "and deepspeed are read as fsdp2; megatron needs the extra of its name.",
     )
     fsdp_config: FsdpConfig = block(FsdpConfig, "How weights are sharded over several devices.")
     ppo_mini_batch_size: int = key(

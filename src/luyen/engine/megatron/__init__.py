@@ -1,0 +1,1 @@
+"""The training engine on megatron-core: the only door to that library."""

@@ -1,0 +1,96 @@
+"""Megatron's fused weights, and the Hugging Face weights that each of them is made of.
+
+Ranks that divide layers have the same rows or columns of both, so that a rank joins and splits its
+own parts alone. A parameter of ours is fp32, under its Hugging Face name, and sharded over the
+ranks that compute different sequences; a weight of Megatron's is whole on each of these, in the
+dtype of passes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+Join: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+Split: TypeAlias = Callable[[Tensor], list[Tensor]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionHeads:
+    """Heads of a rank: the rows of Megatron's projection of queries, keys and values.
+
+    Megatron stores, for each head of keys, the queries that read it, then the key, then the value.
+
+    Example:
+        >>> heads = AttentionHeads(groups=1, queries=2, width=1)
+        >>> q, k, v = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]]), torch.tensor([[4.0]])
+        >>> heads.join([q, k, v])[:, 0].tolist()
+        [1.0, 2.0, 3.0, 4.0]
+    """
+
+    groups: int
+    """Heads of keys."""
+    queries: int
+    """Heads of queries that read one of them."""
+    width: int
+    """Width of a head."""
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Megatron's weight or bias, from those of queries, keys and values."""
+        rest = parts[0].shape[1:]
+        return torch.cat([p.reshape(self.groups, -1, *rest) for p in parts], 1).flatten(0, 1)
+
+    def split(self, joined: Tensor) -> list[Tensor]:
+        """What `join` was given."""
+        rows = [self.queries * self.width, self.width, self.width]
+        by_group = joined.reshape(self.groups, sum(rows), *joined.shape[1:])
+        return [part.flatten(0, 1) for part in by_group.split(rows, 1)]
+
+
+def join_gate(parts: Sequence[Tensor]) -> Tensor:
+    """Megatron's first weight of an MLP, from those of gate and up."""
+    return torch.cat(list(parts))
+
+
+def split_gate(joined: Tensor) -> list[Tensor]:
+    """What `join_gate` was given."""
+    return list(joined.chunk(2))
+
+
+def same_one(parts: Sequence[Tensor]) -> Tensor:
+    """A weight that is the same in both."""
+    (part,) = parts
+    return part
+
+
+def as_one(joined: Tensor) -> list[Tensor]:
+    """What `same_one` was given."""
+    return [joined]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FusedWeight:
+    """A weight that passes compute with, and where the parameters that it is made of are.
+
+    Example:
+        >>> norm = nn.RMSNorm(2)
+        >>> FusedWeight(weight=norm.weight, sources=((norm, "weight"),), at=None).is_partial
+        False
+    """
+
+    weight: nn.Parameter | None
+    """Of Megatron; None: passes do not read it."""
+    sources: tuple[tuple[nn.Module, str], ...]
+    """Modules of the Hugging Face model and the names of their parameters."""
+    at: int | None
+    """Dimension along which ranks divide it; None: each has all of it."""
+    join: Join = same_one
+    """The weight from the parts of its parameters."""
+    split: Split = as_one
+    """The other way round."""
+    is_partial: bool = False
+    """Whether ranks that divide layers have different parts of its gradient."""
