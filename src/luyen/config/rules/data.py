@@ -124,9 +124,8 @@ _ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 def _called_otherwise(s: RuleContext, path: str, name: str) -> Iterator[Finding]:
     """A finding where a function cannot be called as it will be; TRL's take `completions`."""
     found, reward = arguments_of(path, name), s.config.reward
-    # The manager `batch` has a rule of its own, and so have names that no function takes.
-    is_apart = reward.reward_manager.name == "batch" or not is_function(path, name)
-    if found is None or is_apart or "completions" in found.names:
+    # The manager `batch` has a rule of its own, and so have names that the function does not take.
+    if found is None or reward.reward_manager.name == "batch" or "completions" in found.names:
         return
     more = [key for key in reward.custom_reward_function.reward_kwargs if found.takes(key)]
     if not found.fits([*_ARGUMENTS, *more]):
