@@ -159,7 +159,7 @@ class MemoryPlan:
 def plan_memory(
     config: RunConfig, shape: ModelShape, batch: BatchPlan, where: Placement, machine: Machine
 ) -> MemoryPlan:
-    """Bytes of each phase on one device."""
+    """Bytes of each phase on one device; servers that run already have memory of their own."""
     width = _compute_width(config, where.device)
     keeps = static_memory(config, shape, where, width)
     is_split = where.rollout_pool is not None
@@ -182,10 +182,9 @@ def plan_memory(
     reward_model = reward_model_memory(config, where, largest)
     training = training | reward_model.colocated()
     generation = generation if is_split else training
-    # Servers that run already have memory of their own.
-    is_elsewhere = uses_running_servers(config)
-    demand = 0 if is_elsewhere else _kv_demand(config, shape, batch, where, width)
-    moments = () if is_elsewhere else _generate(config, shape, batch, largest)
+    is_here = not uses_running_servers(config)
+    demand = _kv_demand(config, shape, batch, where, width) if is_here else 0
+    moments = _generate(config, shape, batch, largest) if is_here else ()
     budget = _kv_budget(config, where, generation, capacity)
     cache = {"kv cache": min(demand, budget)}
     after = _between(config, where, training, cache)
@@ -256,7 +255,8 @@ def _largest(
     name: str, persistent: dict[str, int], moments: tuple[dict[str, int], ...]
 ) -> PhaseMemory:
     """A phase by the moment that needs most."""
-    moment = max(moments, key=lambda parts: sum(parts.values()), default={})
+    nothing: dict[str, int] = {}
+    moment = max(moments, key=lambda parts: sum(parts.values()), default=nothing)
     parts = {**persistent, **moment}
     return PhaseMemory(name=name, parts={part: size for part, size in parts.items() if size})
 
