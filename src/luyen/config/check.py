@@ -29,6 +29,8 @@ from luyen.config.plan import (
     needs_reference,
     plan_batches,
     plan_placement,
+    starts_servers,
+    uses_running_servers,
 )
 from luyen.config.plugins import PluginRegistry, read_plugins
 from luyen.config.problem import DEFAULT, Origin, Problem
@@ -259,6 +261,7 @@ def unchecked_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
     if is_online:
         yield from _unchecked_judges(config)
         yield from _unchecked_environments(config)
+        yield from _unchecked_servers(config)
     yield from _unchecked_models(config)
     for field, paths in (
         ("data.train_files", config.data.train_files),
@@ -273,6 +276,16 @@ def _unchecked_judges(config: RunConfig) -> Iterator[tuple[str, str]]:
     for path, node in nodes(read_components(config.reward)[0]):
         if node.judge is not None:
             yield f"reward.components.{path}", f"the judge at {node.judge.base_url} is not queried"
+
+
+def _unchecked_servers(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Servers of a built-in engine that run already, or that another program is to start."""
+    rollout, block = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout"
+    if uses_running_servers(config):
+        yield f"{block}.server_urls", f"{', '.join(rollout.server_urls)}: not asked"
+    elif starts_servers(config) and rollout.server.python is not None:
+        python = rollout.server.python
+        yield f"{block}.server.python", f"whether {python} has {rollout.name} is not looked up"
 
 
 def _unchecked_environments(config: RunConfig) -> Iterator[tuple[str, str]]:

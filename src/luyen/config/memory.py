@@ -23,7 +23,7 @@ from luyen.config.model_memory import (
     static_memory,
     trainable,
 )
-from luyen.config.plan import BatchPlan, Placement, reward_pool
+from luyen.config.plan import BatchPlan, Placement, reward_pool, uses_running_servers
 from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.run import RunConfig
 
@@ -159,7 +159,7 @@ class MemoryPlan:
 def plan_memory(
     config: RunConfig, shape: ModelShape, batch: BatchPlan, where: Placement, machine: Machine
 ) -> MemoryPlan:
-    """Bytes of each phase on one device."""
+    """Bytes of each phase on one device; servers that run already have memory of their own."""
     width = _compute_width(config, where.device)
     keeps = static_memory(config, shape, where, width)
     is_split = where.rollout_pool is not None
@@ -182,15 +182,15 @@ def plan_memory(
     reward_model = reward_model_memory(config, where, largest)
     training = training | reward_model.colocated()
     generation = generation if is_split else training
-    demand = _kv_demand(config, shape, batch, where, width)
-    weights = keeps.generation.get("replica") or training["weights"]
-    share = _generation_share(config, where) * capacity - weights
-    budget = max(0, min(int(share), capacity - sum(generation.values())))
+    is_here = not uses_running_servers(config)
+    demand = _kv_demand(config, shape, batch, where, width) if is_here else 0
+    moments = _generate(config, shape, batch, largest) if is_here else ()
+    budget = _kv_budget(config, where, generation, capacity)
     cache = {"kv cache": min(demand, budget)}
-    after = training if _is_freed(config, where) else {**training, **cache}
+    after = _between(config, where, training, cache)
     scoring = reward_model.scoring(after)
     phases = (
-        _largest("generate", {**generation, **cache}, _generate(config, shape, batch, largest)),
+        _largest("generate", {**generation, **cache}, moments),
         *([PhaseMemory(name="judge", parts=scoring)] if scoring else []),
         _largest("log-probs", after, _score(keeps, divided)),
         _largest("update", after, update),
@@ -218,11 +218,30 @@ def _pools(
         yield _largest("critic", {"critic": kept}, (passes,))
 
 
-def _is_freed(config: RunConfig, where: Placement) -> bool:
-    """Whether the KV cache takes no memory of the training devices during the update."""
+def _between(
+    config: RunConfig, where: Placement, training: dict[str, int], cache: dict[str, int]
+) -> dict[str, int]:
+    """What the training devices hold between generations: a cache that is kept, idle weights."""
     rollout = config.actor_rollout_ref.rollout
     gives_back = rollout.free_cache_engine and config.trainer.max_staleness == 0
-    return gives_back or rollout.name == "hf" or where.rollout_pool is not None
+    if rollout.name == "vllm" and where.device == "cpu":
+        gives_back = False
+    if rollout.name == "hf" or where.rollout_pool is not None:
+        return training
+    if not gives_back:
+        return {**training, **cache}
+    # A vLLM server that sleeps has its weights in host memory; one of SGLang keeps them.
+    return {part: n for part, n in training.items() if part != "server" or rollout.name != "vllm"}
+
+
+def _kv_budget(
+    config: RunConfig, where: Placement, generation: dict[str, int], capacity: int
+) -> int:
+    """Bytes that the KV cache may take beside the weights that generate and all else there."""
+    sources = ("server", "replica", "weights")
+    weights = next((generation[name] for name in sources if name in generation), 0)
+    share = _generation_share(config, where) * capacity - weights
+    return max(0, min(int(share), capacity - sum(generation.values())))
 
 
 def _generation_share(config: RunConfig, where: Placement) -> float:
@@ -236,7 +255,8 @@ def _largest(
     name: str, persistent: dict[str, int], moments: tuple[dict[str, int], ...]
 ) -> PhaseMemory:
     """A phase by the moment that needs most."""
-    moment = max(moments, key=lambda parts: sum(parts.values()))
+    nothing: dict[str, int] = {}
+    moment = max(moments, key=lambda parts: sum(parts.values()), default=nothing)
     parts = {**persistent, **moment}
     return PhaseMemory(name=name, parts={part: size for part, size in parts.items() if size})
 

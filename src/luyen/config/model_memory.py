@@ -20,8 +20,10 @@ from luyen.config.plan import (
     BatchPlan,
     Placement,
     count_weight_versions,
+    devices_of_a_copy,
     has_teacher,
     needs_reference,
+    starts_servers,
 )
 from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.run import RunConfig
@@ -241,6 +243,8 @@ def static_memory(
     versions = count_weight_versions(config.trainer) - (1 if has_copies else 0)
     if config.trainer.max_staleness > 0 and config.trainer.stage == "rl" and versions:
         generation["versions"] = versions * trainable(config, shape) * width
+    if starts_servers(config):
+        generation["server"] = _server_bytes(config, shape, width)
     if where.world_size == 1:
         training = _alone(config, shape, where, width)
         if is_optimizer_offloaded(fsdp, where.device, 1):
@@ -337,6 +341,14 @@ def _weight_bytes(config: RunConfig, shape: ModelShape, width: int) -> int:
     rest = shape.parameters() - linear
     # Adapters of 4-bit weights are fp32; one weight at a time is restored for its product.
     return linear // 2 + scales + (rest + largest) * width + adapter * _FP32
+
+
+def _server_bytes(config: RunConfig, shape: ModelShape, width: int) -> int:
+    """Weights of the servers on one device: one server for each version that is in use at once."""
+    arr, versions = config.actor_rollout_ref, count_weight_versions(config.trainer)
+    sends_adapter = arr.model.lora_rank > 0 and arr.rollout.server.lora_format == "adapter"
+    adapter = trainable(config, shape) if sends_adapter else 0
+    return versions * (shape.parameters() + adapter) * width // devices_of_a_copy(config)
 
 
 def _frozen_whole(config: RunConfig, shape: ModelShape) -> int:

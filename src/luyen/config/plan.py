@@ -296,6 +296,22 @@ def devices_of_a_copy(config: RunConfig) -> int:
     return 1 if rollout.name in WHOLE_ENGINES else rollout.tensor_model_parallel_size
 
 
+def starts_servers(config: RunConfig) -> bool:
+    """Whether copies of a built-in rollout engine are servers that the run starts."""
+    rollout = config.actor_rollout_ref.rollout
+    facts = ROLLOUT_ENGINES.get(rollout.name)
+    is_started = facts is not None and facts.server_module is not None
+    return is_started and not rollout.server_urls and config.trainer.stage == "rl"
+
+
+def uses_running_servers(config: RunConfig) -> bool:
+    """Whether a built-in rollout engine generates in servers that run already."""
+    rollout = config.actor_rollout_ref.rollout
+    facts = ROLLOUT_ENGINES.get(rollout.name)
+    is_server = facts is not None and facts.is_server
+    return is_server and bool(rollout.server_urls) and config.trainer.stage == "rl"
+
+
 def plan_placement(
     config: RunConfig, machine: Machine, estimator: EstimatorFacts | None
 ) -> Placement:

@@ -87,18 +87,29 @@ class Arguments:
     """What a function can be called with.
 
     Example:
-        >>> Arguments(names=("a",), has_more=False).takes("b")
+        >>> Arguments(names=("a",), required=("a",), has_more=False).takes("b")
         False
     """
 
     names: tuple[str, ...]
-    """Arguments that have a name."""
+    """Arguments that can be given by name."""
+    required: tuple[str, ...]
+    """Arguments without a default, those without a name included."""
     has_more: bool
     """Whether it takes any other keyword arguments (`**kwargs`)."""
 
     def takes(self, name: str) -> bool:
         """Whether an argument of this name can be given."""
         return self.has_more or name in self.names
+
+    def fits(self, names: Collection[str]) -> bool:
+        """Whether the function can be called with exactly these keyword arguments.
+
+        Example:
+            >>> Arguments(names=("a", "b"), required=("a",), has_more=False).fits(["b"])
+            False
+        """
+        return all(map(self.takes, names)) and set(self.required) <= set(names)
 
 
 def arguments_of(path: str, function: str) -> Arguments | None:
@@ -109,10 +120,22 @@ def arguments_of(path: str, function: str) -> Arguments | None:
         return None
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
-            named = (*node.args.args, *node.args.kwonlyargs)
-            names = tuple(argument.arg for argument in named)
-            return Arguments(names=names, has_more=node.args.kwarg is not None)
+            return _declared(node.args)
     return None
+
+
+def _declared(given: ast.arguments) -> Arguments:
+    """Arguments of a definition. One without a name that is required is required under no name."""
+    first = [*given.posonlyargs, *given.args]
+    needed = first[: len(first) - len(given.defaults)]
+    only = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    required = [*needed, *(argument for argument, default in only if default is None)]
+    unnamed = {argument.arg for argument in given.posonlyargs}
+    return Arguments(
+        names=tuple(argument.arg for argument in (*given.args, *given.kwonlyargs)),
+        required=tuple("" if one.arg in unnamed else one.arg for one in required),
+        has_more=given.kwarg is not None,
+    )
 
 
 REWARD_MANAGERS = ("naive", "batch", "dapo", "prime")

@@ -16,6 +16,10 @@ OFFLINE_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (PAIRS, "preference.loss_type=ipo", "preference.simpo_gamma=1.0"),
         (PAIRS, "preference.loss_type=simpo", "preference.simpo_gamma=1.0"),
     ),
+    "Y11": (
+        (PAIRS, "preference.loss_type=[sigmoid,aot]", "preference.f_divergence_type=js_divergence"),
+        (PAIRS, "preference.loss_type=[sigmoid,sft]", "preference.f_divergence_type=js_divergence"),
+    ),
     "Y04": (
         (PAIRS, "preference.loss_type=orpo", "preference.reference=precomputed"),
         (PAIRS, "preference.loss_type=ipo", "preference.reference=precomputed"),

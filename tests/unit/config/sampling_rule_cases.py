@@ -4,6 +4,7 @@ R = "actor_rollout_ref.rollout"
 M = "actor_rollout_ref.model"
 URL = f"{R}.server_urls=[http://127.0.0.1:1]"
 SERVER = (f"{R}.name=vllm", URL)
+SPLIT = (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2", "trainer.device=cuda")
 
 SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "R14": ((f"{R}.stop=['</answer>', '']",), (f"{R}.stop=['</answer>']",)),
@@ -32,6 +33,10 @@ SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "R29": ((f"{R}.name=vllm", f"{R}.server_urls=['file:///rows']"), SERVER),
     "R27": ((f"{R}.name=openai", URL), SERVER),
     "R28": ((*SERVER, f"{R}.server.transport=transfer"), SERVER),
+    "R30": (
+        (f"{R}.name=vllm", *SPLIT),
+        (*SERVER, *SPLIT),
+    ),
     "M08": ((f"{M}.path=FALCON",), (f"{M}.path=FALCON", f"{R}.name=hf")),
     "M09": ((f"{M}.path=FALCON", f"{R}.name=hf"), ()),
     "M10": ((f"{M}.path=GPT2",), (f"{M}.path=GPT2", "data.max_response_length=100")),

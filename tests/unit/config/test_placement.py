@@ -121,7 +121,7 @@ def test_devices_that_divide_layers_gather_a_part_and_hold_as_much():
     [
         (f"{FSDP}.ulysses_sequence_parallel_size=3", "2 devices train", "set it to one of 1, 2"),
         (f"{FSDP}.tensor_parallel_size=3", "2 devices train", "set it to 1 or to a divisor of 2"),
-        (f"{ARR}.rollout.tensor_model_parallel_size=2", "no effect", "drop the line"),
+        (f"{ARR}.rollout.tensor_model_parallel_size=2", "no effect", "servers of vllm or sglang"),
         (f"{ARR}.rollout.expert_parallel_size=2", "no effect", "drop the line"),
     ],
 )
@@ -139,6 +139,61 @@ def test_every_version_that_is_held_has_a_copy_of_what_learns():
     assert phases(*ahead)["generate"]["versions"] == 3 * ALL * 2
     assert phases(*ahead, cluster)["generate"]["versions"] == 2 * ALL * 2
     assert "versions" not in phases(*ahead, cluster, "trainer.async_order=completion")["generate"]
+
+
+SERVER = (f"{ARR}.rollout.server.python=python3", f"{ARR}.rollout.server.accept_gap=true")
+VLLM, SGLANG = ((*SERVER, f"{ARR}.rollout.name={name}") for name in ("vllm", "sglang"))
+URL = f"{ARR}.rollout.server_urls=[http://a]"
+
+
+def test_a_server_of_the_run_has_weights_of_its_own_beside_the_trainers():
+    alone, beside = phases(), phases(*VLLM)
+    assert "server" not in alone["generate"]
+    assert beside["generate"]["server"] == ALL * 2
+    assert beside["generate"]["weights"] == ALL * 2
+    # Asleep, vLLM has its weights in host memory; SGLang gives back the cache alone.
+    sleeps = f"{ARR}.rollout.free_cache_engine=true"
+    assert not {"server", "kv cache"} & phases(*VLLM, sleeps)["update"].keys()
+    assert "kv cache" not in phases(*SGLANG, sleeps)["update"]
+    assert phases(*SGLANG, sleeps)["update"]["server"] == ALL * 2
+    assert beside["update"]["server"] == ALL * 2
+    assert beside["update"]["kv cache"] == beside["generate"]["kv cache"] > 0
+    idle = phases(*VLLM, sleeps, "trainer.device=cpu")["update"]
+    assert {"server", "kv cache"} <= idle.keys(), "no sleep mode on CPUs"
+
+
+def test_every_version_in_use_has_a_server_and_each_sends_what_it_needs():
+    ahead = (*VLLM, "trainer.max_staleness=2", "algorithm.rollout_correction.rollout_is=token")
+    assert phases(*ahead)["generate"]["server"] == 3 * ALL * 2
+    lora = (*VLLM, f"{ARR}.model.lora_rank=8")
+    assert phases(*lora)["generate"]["server"] == ALL * 2, "merged"
+    parts = phases(*lora, f"{ARR}.rollout.server.lora_format=adapter")["generate"]
+    assert parts["server"] == (ALL + SHAPE.lora_parameters(8)) * 2
+
+
+def test_running_servers_take_no_memory_of_the_run():
+    parts = phases(f"{ARR}.rollout.name=vllm", URL, *SERVER[1:])
+    assert not {"server", "kv cache", "logits"} & parts["generate"].keys()
+    assert parts["generate"] == {"weights": ALL * 2, "optimizer": ALL * 12}
+
+
+def test_a_server_of_the_run_has_the_one_gpu_that_ray_gives_it():
+    two = (f"{ARR}.rollout.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=4")
+    [problem] = [p for p in report_of(*VLLM, *two).problems if p.severity == "error"]
+    assert problem.id == "R30"
+    assert report_of(*VLLM, "trainer.n_gpus_per_node=4").is_sound
+    urls = f"{ARR}.rollout.server_urls=[http://a, http://b]"
+    assert report_of(f"{ARR}.rollout.name=vllm", urls, *SERVER[1:], *two).is_sound
+    # It is on GPUs of its own, of which the run has none to give.
+    split = f"{ARR}.rollout.tensor_model_parallel_size=8"
+    assert report_of(f"{ARR}.rollout.name=vllm", URL, *SERVER[1:], split).is_sound
+
+
+def test_experts_of_a_server_are_divided_by_its_own_option():
+    report = report_of(*VLLM, f"{ARR}.rollout.expert_parallel_size=2")
+    [problem] = [p for p in report.problems if p.field.endswith("expert_parallel_size")]
+    assert (problem.id, problem.severity) == ("R25", "warning")
+    assert "engine_kwargs" in problem.fix
 
 
 JUDGE = ("reward.reward_model.enable=true", "reward.reward_model.model_path=builtin://arithmetic")

@@ -26,8 +26,8 @@ def config_of(folder: Path, text: str) -> Path:
 FILES = {
     "tools.yaml": "tools:\n  - builtin: calculator\n",
     "broken.yaml": "tools:\n  - bulitin: calculator\n",
-    "plugin.py": "class MySampler: ...\n\n\ndef score(): ...\n",
-    "object.py": "object_of_another_process('score', 'it uses a lock')\n\n\ndef score(): ...\n",
+    "plugin.py": "class MySampler: ...\n\n\ndef score(**row): ...\n",
+    "object.py": "object_of_another_process('score', 'a lock')\n\n\ndef score(**row): ...\n",
     "engines.py": "rollout_engines.register('far', package='nowhere')(print)\n"
     "rollout_engines.register('near', splits=True)(print)\n",
     "programs.yaml": "tools:\n  - builtin: python\n",

@@ -274,20 +274,21 @@ def test_the_pass_for_old_log_probabilities_is_that_of_the_loop(estimator: str, 
         (SFT, "trainer.stage"),
         (("trainer.device=cpu",), "trainer.device"),
         ((f"{ARR}.rollout.name=hf",), f"{ARR}.rollout.name"),
-        (
-            (
-                f"{ARR}.rollout.name=vllm",
-                f"{ARR}.rollout.tensor_model_parallel_size=2",
-                f"{ARR}.rollout.server.accept_gap=true",
-            ),
-            f"{ARR}.rollout.tensor_model_parallel_size",
-        ),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(words: tuple[str, ...], field: str):
     with pytest.raises(UserError) as error:
         simulated(recipe("one_node"), *words)
     assert error.value.field == field
+
+
+def test_a_server_that_ray_gives_too_few_gpus_is_refused_by_the_rule_of_check():
+    words = ("name=vllm", "tensor_model_parallel_size=2", "server.accept_gap=true")
+    overrides = tuple(f"{ARR}.rollout.{word}" for word in words)
+    scenario = Scenario(files=(Path(recipe("one_node")),), overrides=overrides)
+    [scale] = planned_scales(scenario, simulates=True)
+    assert scale.step is None
+    assert [p.id for p in scale.report.problems if p.severity == "error"] == ["R30"]
 
 
 def test_servers_that_run_already_bring_gpus_of_their_own():

@@ -49,6 +49,21 @@ def test_a_report_names_every_file_server_and_model_that_was_not_tried(tmp_path:
     assert json.loads(json.dumps([entry["key"] for entry in listed])) == list(left)
 
 
+@pytest.mark.parametrize(
+    ("word", "key", "text"),
+    [
+        ("server_urls=[http://127.0.0.1:1]", "server_urls", "http://127.0.0.1:1: not asked"),
+        ("server.python=/bin/sh", "server.python", "whether /bin/sh has vllm is not looked up"),
+    ],
+)
+def test_a_server_that_was_not_asked_or_started_is_named(word: str, key: str, text: str) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    words = [ROWS, f"{rollout}.name=vllm", f"{rollout}.{word}"]
+    left = dict(unchecked_parts(check([], words, machine=LAPTOP).config))
+    assert left == {f"{rollout}.{key}": text}
+    assert not list(unchecked_parts(check([], [*words, "trainer.stage=sft"]).config))
+
+
 def test_an_offline_stage_leaves_out_what_it_does_not_use(tmp_path: Path) -> None:
     words = ["trainer.stage=sft", f"reward.components={JUDGE}", "data.train_files=a.jsonl"]
     keys = [key for key, _ in unchecked_parts(check([], words, machine=LAPTOP).config)]

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from luyen.studio.doctor.diagnose import RULES
+from luyen.studio.doctor.record import read_run
 from tests.unit.studio.run_files import rollout, seen, write_run, write_steps
 
 FLAT = [0.5] * 20
@@ -153,3 +155,15 @@ def test_three_steps_in_which_every_answer_is_cut_and_scores_alike_are_enough(tm
     assert seen(write_run(tmp_path / "some", some), "all-cut-and-alike") == []
     ended = {**zero, "response_length/cut_fraction": [1.0, 0.9, 1.0]}
     assert seen(write_run(tmp_path / "ended", ended), "all-cut-and-alike") == []
+
+
+@pytest.mark.parametrize(("pushed", "found"), [(0.0, 0), (0.1, 1)])
+def test_weights_that_no_gradient_pushes_may_stay(pushed: float, found: int, tmp_path: Path):
+    """Where all rewards are alike the gradient is zero, and equal checkpoints are right."""
+    root = write_run(
+        tmp_path / "run", {"actor/grad_norm": [0.1, 0.0, pushed], "actor/lr": [0.1] * 3}
+    )
+    record = read_run(root)
+    page = {"files": {"actor.safetensors": {"sha256": "a"}}}
+    vars(record)["checkpoints"] = {1: page, 3: page}
+    assert len(list(RULES["frozen-parameters"].look(record))) == found

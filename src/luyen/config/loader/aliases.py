@@ -21,6 +21,8 @@ _ARR = "actor_rollout_ref"
 _ACTOR = f"{_ARR}.actor"
 _ROLLOUT = f"{_ARR}.rollout"
 
+_CRITIC_OFFLOAD = "the critic is offloaded where actor_rollout_ref.actor.fsdp_config offloads"
+
 MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{_ARR}.hybrid_engine": (
         (True,),
@@ -31,6 +33,10 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{_ARR}.model.external_lib": ((None,), "extensions are named under trainer.plugins"),
     f"{_ACTOR}.use_remove_padding": ((True,), "batches are always packed"),
     f"{_ACTOR}.entropy_from_logits_with_chunking": ((True,), "entropy is always chunked"),
+    f"{_ACTOR}.use_gpg_loss": (
+        (False,),
+        "the loss is chosen by policy_loss.loss_mode, such as gpg",
+    ),
     f"{_ACTOR}.pad_to_length": ((False,), "batches are always packed"),
     f"{_ACTOR}.optim.optimizer": (("AdamW",), "it is optim.name's default"),
     f"{_ACTOR}.optim.optimizer_impl": (("torch.optim",), "AdamW comes from torch.optim"),
@@ -48,8 +54,8 @@ MOOT: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     f"{_ACTOR}.fsdp_config.grad_offload": ((False,), "gradients stay with the weights"),
     "critic.model.fsdp_config.grad_offload": ((False,), "gradients stay with the weights"),
-    "critic.model.fsdp_config.param_offload": ((False,), "the critic is not offloaded"),
-    "critic.model.fsdp_config.optimizer_offload": ((False,), "the critic is not offloaded"),
+    "critic.model.fsdp_config.param_offload": ((False,), _CRITIC_OFFLOAD),
+    "critic.model.fsdp_config.optimizer_offload": ((False,), _CRITIC_OFFLOAD),
     "data.shuffle": ((True,), "data.sampler.name=shuffled is the default; sequential keeps order"),
     "critic.strategy": (("fsdp", "fsdp2"), "the critic uses the actor's training engine"),
     "data.dataloader_num_workers": ((0, 8), "rows are read by the controller"),
@@ -74,7 +80,7 @@ _ENGINE = "the training engine is chosen by actor_rollout_ref.actor.strategy"
 _SHARDS = (
     "every layer is a shard of its own; what can be set is "
     "actor_rollout_ref.actor.fsdp_config.{fsdp_size,reshard_after_forward,param_offload,"
-    "optimizer_offload}"
+    "optimizer_offload,tensor_parallel_size,ulysses_sequence_parallel_size}"
 )
 _LORA = "LoRA is actor_rollout_ref.model.{lora_rank,lora_alpha,target_modules,lora_adapter_path}"
 _TEXT_ONLY = "Luyen trains text models; drop the key"

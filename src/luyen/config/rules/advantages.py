@@ -115,7 +115,7 @@ def filter_has_a_metric(s: RuleContext) -> Iterator[Finding]:
         yield Finding(
             field="algorithm.filter_groups.metric",
             why="groups are dropped when this score is the same for all samples, and none is named",
-            fix="set it to `reward`, `acc` or a reward component",
+            fix="set it to `reward`, or to a part of the reward, such as a component",
         )
     if filter_groups.enable and s.config.actor_rollout_ref.rollout.n < 2:
         yield Finding(

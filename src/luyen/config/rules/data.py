@@ -104,7 +104,7 @@ def sampler_class_is_there(s: RuleContext) -> Iterator[Finding]:
 def reward_function_is_there(s: RuleContext) -> Iterator[Finding]:
     """A reward function of your own is defined in its file."""
     custom_reward_function = s.config.reward.custom_reward_function
-    if custom_reward_function.path is not None:
+    if custom_reward_function.path is not None and s.config.trainer.stage == "rl":
         block = "reward.custom_reward_function"
         path, name = custom_reward_function.path, custom_reward_function.name
         yield from _defined(block, "", path, name)
@@ -114,6 +114,27 @@ def reward_function_is_there(s: RuleContext) -> Iterator[Finding]:
                 "drop it, or let the function take it",
             )
             yield Finding(field=f"{block}.reward_kwargs", why=why, fix=fix)
+        yield from _called_otherwise(s, path, name)
+
+
+_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""What a reward function is called with, by keyword."""
+
+
+def _called_otherwise(s: RuleContext, path: str, name: str) -> Iterator[Finding]:
+    """A finding where a function cannot be called as it will be; TRL's take `completions`."""
+    found, reward = arguments_of(path, name), s.config.reward
+    # The manager `batch` has a rule of its own, and so have names that the function does not take.
+    if found is None or reward.reward_manager.name == "batch" or "completions" in found.names:
+        return
+    more = [key for key in reward.custom_reward_function.reward_kwargs if found.takes(key)]
+    if not found.fits([*_ARGUMENTS, *more]):
+        yield Finding(
+            field="reward.custom_reward_function.name",
+            why=f"{path} defines `{name}` with other arguments than it will be called with",
+            fix=f"define it as {name}({', '.join(_ARGUMENTS)}), or as TRL does: "
+            f"{name}(completions, **columns)",
+        )
 
 
 def _refused_names(path: str, function: str, names: Iterable[str]) -> list[str]:

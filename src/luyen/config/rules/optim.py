@@ -333,6 +333,8 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
             word = "one device trains" if world == 1 else f"{world} devices train"
             why = f"{word}, and groups of {size} divide each layer"
             fix = f"set it to 1 or to a divisor of {world}, or change the devices"
+            if world == 1:
+                fix = "set it to 1, or set trainer.nnodes or n_gpus_per_node above 1"
             yield Finding(field=_TENSOR, why=why, fix=fix)
             return
     if engine == "megatron":

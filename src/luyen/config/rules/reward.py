@@ -159,7 +159,8 @@ def batch_has_a_function(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field=field, why=why, fix=fix)
         return
     found = arguments_of(path, custom_reward_function.name)
-    if found is not None and not found.takes("solution_strs"):
+    is_trl = found is not None and "completions" in found.names
+    if found is not None and not is_trl and not found.takes("solution_strs"):
         name = custom_reward_function.name
         why = f"`batch` hands lists to the function, and `{name}` takes no `solution_strs`"
         fix = f"define {name}(data_sources, solution_strs, ground_truths, extra_infos), "

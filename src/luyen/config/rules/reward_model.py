@@ -1,9 +1,12 @@
 """E, and D07, D08, Y08, Y09: reward models: devices, limits and training."""
 
 from collections.abc import Iterator
+from typing import Any, cast
 
+from luyen.config.model_folder.config_json import read_raw
 from luyen.config.plan import count_reward_replicas, reward_pool
 from luyen.config.rules.rule import Finding, RuleContext, rule
+from luyen.config.schema.model import ModelConfig
 
 _MODEL = "reward.reward_model"
 _TRAINED = "actor_rollout_ref.model"
@@ -35,12 +38,28 @@ def reward_model_is_complete(s: RuleContext) -> Iterator[Finding]:
     if reward_model.enable and reward_model.model_path is None:
         why = "the reward model is on and no weights are named"
         yield Finding(field=f"{_MODEL}.model_path", why=why, fix="set a model directory")
+    elif reward_model.enable and reward_model.model_path is not None:
+        yield from _no_scorer(reward_model.model_path)
     if reward_model.enable_resource_pool and pool == 0:
         yield Finding(
             field=f"{_MODEL}.enable_resource_pool",
             why=f"nnodes {reward_model.nnodes} x n_gpus_per_node {reward_model.n_gpus_per_node} "
             "gives the pool no device",
             fix=f"set {_MODEL}.nnodes and n_gpus_per_node, or share the devices of training",
+        )
+
+
+def _no_scorer(path: str) -> Iterator[Finding]:
+    """A finding where a model's config on this machine says that it was saved as another kind."""
+    raw = read_raw(ModelConfig(path=path)) or {}
+    saved: Any = raw.get("architectures")
+    kinds = [str(kind) for kind in cast(list[Any], saved)] if isinstance(saved, list) else []
+    if kinds and not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        yield Finding(
+            field=f"{_MODEL}.model_path",
+            why=f"it is no reward model but {', '.join(kinds)}",
+            fix="train one from it with trainer.stage=reward_model, or give a model saved as "
+            "AutoModelForSequenceClassification with one label",
         )
 
 

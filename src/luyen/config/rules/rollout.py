@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from luyen.base.errors import did_you_mean
 from luyen.config.model_folder.files import InvalidFile, folder_of
 from luyen.config.model_folder.tokenizer import known_ids
-from luyen.config.plan import devices_of_a_copy, has_partial_rollouts
+from luyen.config.plan import devices_of_a_copy, has_partial_rollouts, uses_running_servers
 from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -179,20 +179,18 @@ def engine_splits_the_model(s: RuleContext) -> Iterator[Finding]:
     facts = engines.get(rollout.name)
     if facts is None or facts.splits:
         return
-    splitting = [name for name, other in engines.items() if other.splits]
-    instead = f", or set {_ROLLOUT}.name={' or '.join(splitting)} to split one" if splitting else ""
-    sizes = {
-        "tensor_model_parallel_size": rollout.tensor_model_parallel_size,
-        "expert_parallel_size": rollout.expert_parallel_size,
-    }
+    reason = "holds the whole model on each device, and each has a copy"
+    splitting = " or ".join(name for name, other in engines.items() if other.splits)
+    fix = f"drop the line; servers of {splitting} that run already (server_urls) can be split"
+    sizes = {"tensor_model_parallel_size": rollout.tensor_model_parallel_size}
+    if facts.is_server:
+        reason, fix = "is a server that runs already, on devices of its own", "drop the line"
+    else:
+        sizes["expert_parallel_size"] = rollout.expert_parallel_size
     for name, size in sizes.items():
         if size > 1:
-            yield Finding(
-                field=f"{_ROLLOUT}.{name}",
-                why=f"no effect: `{rollout.name}` holds the whole model on each device, and each "
-                "has a copy",
-                fix=f"drop the line{instead}",
-            )
+            why = f"no effect: `{rollout.name}` {reason}"
+            yield Finding(field=f"{_ROLLOUT}.{name}", why=why, fix=fix)
 
 
 @rule("R10", "error")
@@ -339,7 +337,8 @@ def _sides(s: RuleContext) -> tuple[int, str, int]:
 def replicas_fit_the_devices(s: RuleContext) -> Iterator[Finding]:
     """The copies of the engine, each on its devices, fit the devices that generate."""
     needed, words, there = _sides(s)
-    if needed > there:
+    # Servers that run already have devices of their own.
+    if needed > there and not uses_running_servers(s.config):
         whose = "trainer" if s.where.rollout_pool is None else "rollout"
         yield Finding(
             field=f"{_ROLLOUT}.data_parallel_size",

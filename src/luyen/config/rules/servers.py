@@ -154,6 +154,22 @@ def servers_can_be_reached(s: RuleContext) -> Iterator[Finding]:
                 yield Finding(field=field, why=why, fix="drop the option")
 
 
+@rule("R30", "error")
+def server_of_the_run_has_one_gpu(s: RuleContext) -> Iterator[Finding]:
+    """On Ray a copy of the engine has one GPU, so a server of the run is not split over several."""
+    rollout = s.config.actor_rollout_ref.rollout
+    is_started = _has_server(s) and not rollout.server_urls
+    is_on_ray = s.where.runtime == "ray" and s.where.device == "cuda"
+    if is_started and is_on_ray and rollout.tensor_model_parallel_size > 1:
+        yield Finding(
+            field=f"{_ROLLOUT}.tensor_model_parallel_size",
+            why=f"Ray gives each copy of `{rollout.name}` a single GPU, and its server would need "
+            f"{rollout.tensor_model_parallel_size}",
+            fix="set it to 1, or start such servers yourself and name them in "
+            f"{_ROLLOUT}.server_urls",
+        )
+
+
 def _why_no_address(url: str) -> str | None:
     """Why requests cannot be sent to a URL; None: they can."""
     try:
@@ -186,6 +202,10 @@ def keys_of_servers_have_an_effect(s: RuleContext) -> Iterator[Finding]:
     for name, why in unread.items():
         if s.is_changed(f"{_ROLLOUT}.{name}"):
             yield Finding(field=f"{_ROLLOUT}.{name}", why=f"no effect: {why}", fix="drop the line")
+    if _has_server(s) and s.is_changed(f"{_ROLLOUT}.expert_parallel_size"):
+        why = f"no effect: `{rollout.name}` is not told of it"
+        fix = f"drop the line, and give the server's own option in {_ROLLOUT}.engine_kwargs"
+        yield Finding(field=f"{_ROLLOUT}.expert_parallel_size", why=why, fix=fix)
     if rollout.name != "openai" and s.is_changed(f"{_ROLLOUT}.server.logprobs"):
         why = f"no effect: `{rollout.name}` is asked for the log-probabilities it needs"
         yield Finding(field=f"{_ROLLOUT}.server.logprobs", why=why, fix="drop the line")

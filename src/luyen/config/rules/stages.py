@@ -91,6 +91,23 @@ def preference_keys_are_read(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field="preference.ld_alpha", why=why, fix="set it to null")
 
 
+@rule("Y11", "error")
+def divergence_fits_every_loss(s: RuleContext) -> Iterator[Finding]:
+    """Another divergence than reverse KL has a meaning in every loss of the mixture."""
+    kind = s.config.preference.f_divergence_type
+    if not _reads_preference(s) or kind in (None, "reverse_kl"):
+        return
+    readers = [fact for fact in _facts(s) if "f_divergence_type" in fact.hparams]
+    for name, fact in zip(s.config.preference.loss_type, _facts(s), strict=False):
+        if readers and fact.reference and fact not in readers:
+            yield Finding(
+                field="preference.f_divergence_type",
+                why=f"`{name}` is not a function of the difference of a pair, to which `{kind}` "
+                "applies",
+                fix="set it to reverse_kl, or drop the loss",
+            )
+
+
 @rule("Y04", "warning")
 def reference_is_used(s: RuleContext) -> Iterator[Finding]:
     """A reference is prepared only where a loss compares with one."""

@@ -263,11 +263,6 @@ def _refuse(config: RunConfig, where: Placement, lengths: RolloutLengths) -> Non
     if name not in ("native", "vllm", "sglang"):
         why, fix = "its speed is not known", "native, vllm and sglang are simulated"
         raise UserError("actor_rollout_ref.rollout.name", name, why, fix)
-    if devices_of_a_copy(config) > 1 and not rollout.server_urls:
-        why = "a server that the run starts is given a single GPU by Ray, as every copy is"
-        fix = "set it to 1, or start such servers yourself and name them in rollout.server_urls"
-        key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-        raise UserError(key, rollout.tensor_model_parallel_size, why, fix)
     for option, mean, most in (
         ("--prompt-tokens", lengths.prompt, data.max_prompt_length),
         ("--response-tokens", lengths.answer, data.max_response_length),

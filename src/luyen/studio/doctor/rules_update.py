@@ -1,7 +1,7 @@
 """Rules about the update: learning rate, gradients, clipping, KL, entropy, critic."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -100,7 +100,9 @@ def frozen_parameters(record: RunRecord) -> Iterator[Symptom]:
             numbers={"actor/grad_norm": 0.0},
         )
     moving = any(value > 0 for value in rate.values)
-    same = _same_weights(record) if moving else None
+    # A step whose gradient is zero, as it is where all rewards are alike, moves nothing.
+    still = {step for step, value in zip(norm.steps, norm.values, strict=True) if value == 0}
+    same = _same_weights(record, still) if moving else None
     if same is not None:
         yield Symptom(
             says=f"the checkpoints of steps {same[0]} and {same[1]} hold the same weights",
@@ -109,11 +111,12 @@ def frozen_parameters(record: RunRecord) -> Iterator[Symptom]:
         )
 
 
-def _same_weights(record: RunRecord) -> tuple[int, int] | None:
-    """Two neighbouring checkpoints whose policy has the same bytes."""
+def _same_weights(record: RunRecord, still: Collection[int]) -> tuple[int, int] | None:
+    """Two neighbouring checkpoints whose policy has the same bytes, not all steps between still."""
     hashes = {step: _policy_hashes(page) for step, page in record.checkpoints.items()}
     steps = sorted(step for step, value in hashes.items() if value is not None)
-    pairs = [(a, b) for a, b in pairwise(steps) if hashes[a] == hashes[b]]
+    alike = [(a, b) for a, b in pairwise(steps) if hashes[a] == hashes[b]]
+    pairs = [(a, b) for a, b in alike if any(n not in still for n in range(a + 1, b + 1))]
     return pairs[0] if pairs else None
 
 
