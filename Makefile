@@ -100,7 +100,8 @@ docs: $(STAMP) ## write docs/config.md and docs/metrics.md from the code
 	@echo "docs/config.md and docs/metrics.md are up to date"
 
 site: .venv-site/.installed ## build the documentation site into site/, without a network
-	@set -e; $(START); NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --quiet --clean; $(TOOK); \
+	@set -e; $(START); NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict --quiet --clean; \
+	.venv-site/bin/python -m tests.package.site_links site; $(TOOK); \
 	echo "to read it: $(PYTHON) -m http.server -d site"
 
 # Two builds of the same sources are equal, byte for byte; tests/architecture/test_web_page.py holds

@@ -1,7 +1,7 @@
 """What the site has beside the pages of this folder: files that they link to, and the Python API.
 
-A link that leaves this folder leads, in the repository, to a file. The site has that file as a page
-below `repository/`: Markdown as it is, other text in a code block.
+A link that leaves this folder leads, in the repository, to a file or a folder. The site has it as a
+page below `repository/`: Markdown as it is, other text in a code block, a folder as a list.
 """
 
 import ast
@@ -55,6 +55,10 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             continue
         done.add(path)
         text = texts.get(path)
+        if (ROOT / path).is_dir():
+            files.append(File.generated(config, uri_of(path), content=folder_page(path)))
+            todo += files_of(path)
+            continue
         if text is None:
             text = (ROOT / path).read_text()
             files.append(_outside(path, text, config))
@@ -71,6 +75,19 @@ def _outside(path: str, text: str, config: MkDocsConfig) -> File:
     listed = path in ("CONTRIBUTING.md", "CHANGELOG.md")
     inclusion = InclusionLevel.UNDEFINED if listed else InclusionLevel.NOT_IN_NAV
     return File.generated(config, uri_of(path), content=content, inclusion=inclusion)
+
+
+def files_of(folder: str) -> list[str]:
+    """Text files of a folder that has no page of its own, by their paths from the root."""
+    names = sorted(path.name for path in (ROOT / folder).iterdir() if path.suffix in _LANGUAGES)
+    return [f"{folder}/{name}" for name in names]
+
+
+def folder_page(folder: str) -> str:
+    """Its files, each with a link to its page of the site."""
+    here = posixpath.dirname(uri_of(folder))
+    lines = [f"- [{path}]({posixpath.relpath(uri_of(path), here)})" for path in files_of(folder)]
+    return "\n".join([f"# {folder}", "", *lines, ""])
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -111,14 +128,18 @@ def targets(path: str, text: str) -> Iterator[str]:
 
 
 def target_of(path: str, link: str) -> str | None:
-    """The file of the repository that a link of the page at `path` names; None for all else."""
+    """The file of the repository that a link of the page at `path` names; None for all else.
+
+    A folder leads to its first page, and where it has none, to the list of its files.
+    """
     if "://" in link or link.startswith(("mailto:", "/")):
         return None
     target = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
     if (ROOT / target).is_dir():
         pages = sorted((ROOT / target).glob("*.md"), key=lambda page: (page.stem != "README", page))
         target = f"{target}/{pages[0].name}" if pages else target
-    return target if not target.startswith("..") and (ROOT / target).is_file() else None
+    is_there = (ROOT / target).is_file() or ((ROOT / target).is_dir() and bool(files_of(target)))
+    return target if not target.startswith("..") and is_there else None
 
 
 def uri_of(path: str) -> str:

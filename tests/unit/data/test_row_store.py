@@ -149,23 +149,22 @@ def test_tmpdir_says_where_rows_are_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 MEASURED = """
-import resource, sys
+import sys
+from luyen.base.system import peak_bytes
 from luyen.config.schema.data import DataConfig
 from luyen.data import row_store
 from luyen.data.build import build_data
 from luyen.data.tokenizer import load_tokenizer
 row_store.MOST_BYTES = 2**20
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 def build(path):
     return build_data(DataConfig(train_files=(path,)), tokenizer=tokenizer)
 tokenizer = load_tokenizer("builtin://arithmetic")
 build(sys.argv[1])
-before = peak()
+before = peak_bytes()
 data = build(sys.argv[2])
 assert len(data.train.prompts) == int(sys.argv[3])
 assert data.train.prompts[-1].extra_info["page"][0] == "x"
-print(peak() - before)
+print((peak_bytes() - before) // 2**20)
 """
 
 

@@ -224,7 +224,7 @@ RULES: dict[str, Rule] = {
     "eval_max_new_tokens": always("`luyen eval` generates from a checkpoint"),
     "loss_watchdog_threshold": never("`luyen doctor` looks at a run"),
     "loss_watchdog_patience": always("`luyen doctor` looks at a run"),
-    "early_stopping_patience": never("a run ends with its steps: trainer.keep_best keeps the best"),
+    "early_stopping_patience": never("set trainer.early_stopping: its metric and its patience"),
     "wandb_project": name_of("trainer.project_name"),
     "wandb_entity": always("the account that is logged in"),
     "wandb_watch": always("gradients are metrics"),
