@@ -2,7 +2,8 @@
 
 Every server holds `--concurrent` requests all the time; all but one are stopped (SIGSTOP), and the
 running one's tokens are counted as they are streamed. So what else the machine does meets all sides
-alike, no side pays for a start or a last request, and the whole takes as long as `--minutes` says.
+alike, no side pays for a start or a last request, and all of it ends after `--start-s` and
+`--minutes` at the latest.
 Prompts are token ids, lengths are the same for all sides, and each client sends its next request
 when the last one was answered.
 
@@ -27,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from serve_http import Call, calls, command, free_port
-
-_START_S = 180.0
 
 
 @dataclass
@@ -61,17 +60,17 @@ def started(name: str, model: str, args: argparse.Namespace) -> Side:
     return Side(name, port, process, calls(args, vocabulary))
 
 
-def await_ready(side: Side) -> None:
+def await_ready(side: Side, end: float) -> None:
     """Return when it answers."""
-    end = time.monotonic() + _START_S
     while True:
         assert side.process.poll() is None, f"{side.name} ended"
         assert time.monotonic() < end, f"{side.name} does not answer"
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{side.port}/health", timeout=5).read()
-            return
         except OSError:
             time.sleep(0.5)
+        else:
+            return
 
 
 async def events(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
@@ -128,7 +127,7 @@ async def client(side: Side, name: str) -> None:
 
 async def turns(sides: list[Side], model: str, args: argparse.Namespace) -> None:
     """Windows of all sides in turn; the first ones only fill the servers."""
-    end = time.monotonic() + args.minutes * 60 - _since_start()
+    end = time.monotonic() + args.minutes * 60
     for side in sides:
         side.let(False)
     names = {side.name: "llama" if side.name == "llama" else model for side in sides}
@@ -138,13 +137,15 @@ async def turns(sides: list[Side], model: str, args: argparse.Namespace) -> None
         for _ in range(args.concurrent)
     ]
     round_ = 0
-    while time.monotonic() + len(sides) * args.window_s < end:
+    while round_ < 2 or time.monotonic() + len(sides) * args.window_s < end:
         for side in sides:
             side.let(True)
             before, begin = side.tokens, time.perf_counter()
             await asyncio.sleep(args.window_s if round_ else args.warmup_s)
-            rate = (side.tokens - before) / (time.perf_counter() - begin)
             side.let(False)
+            passed = time.perf_counter() - begin
+            await asyncio.sleep(0.1)  # what it had sent is read
+            rate = (side.tokens - before) / passed
             for task in clients:
                 if task.done():
                     task.result()
@@ -154,10 +155,6 @@ async def turns(sides: list[Side], model: str, args: argparse.Namespace) -> None
         round_ += 1
     for task in clients:
         task.cancel()
-
-
-def _since_start() -> float:
-    return time.monotonic() - _BEGIN
 
 
 def report(sides: list[Side]) -> None:
@@ -192,15 +189,17 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, nargs=2, default=(32, 64))
     parser.add_argument("--window-s", type=float, default=12.0)
     parser.add_argument("--warmup-s", type=float, default=25.0)
-    parser.add_argument("--minutes", type=float, default=7.0, help="for all of it")
+    parser.add_argument("--minutes", type=float, default=5.5, help="of turns")
+    parser.add_argument("--start-s", type=float, default=120.0, help="for all servers to start")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.device, args.requests = "cpu", 2048  # more than are answered: no prompt comes twice
     model = str(Path(args.model).expanduser())
     sides = [started(name, model, args) for name in args.servers]
     try:
+        end = time.monotonic() + args.start_s
         for side in sides:
-            await_ready(side)
+            await_ready(side, end)
         asyncio.run(turns(sides, model, args))
         report(sides)
     finally:
@@ -208,8 +207,6 @@ def main() -> None:
             os.killpg(side.process.pid, signal.SIGKILL)
             side.process.wait()
 
-
-_BEGIN = time.monotonic()
 
 if __name__ == "__main__":
     main()

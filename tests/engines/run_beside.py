@@ -40,7 +40,8 @@ class RunBeside:
 
     def _steps(self) -> int:
         """Lines of metrics so far."""
-        return sum(len(one.read_bytes().splitlines()) for one in self._folder.rglob("metrics.jsonl"))
+        files = self._folder.rglob("metrics.jsonl")
+        return sum(len(file.read_bytes().splitlines()) for file in files)
 
     def _said(self, how: str) -> str:
         return f"the run beside this process {how}:\n{self._log.read_text()[-4000:]}"
@@ -54,7 +55,10 @@ def run_beside(folder: Path, *overrides: str, files: Sequence[Path]) -> Iterator
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as many as the runs of this process
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "luyen", "train", *words], stdout=out, stderr=out, env=environment
+            [sys.executable, "-m", "luyen", "train", *words],
+            stdout=out,
+            stderr=out,
+            env=environment,
         )
     try:
         yield RunBeside(process, folder, log)

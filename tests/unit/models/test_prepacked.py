@@ -57,7 +57,7 @@ def test_no_other_weight_takes_the_address_of_a_packed_one():
     net = model()
     packed, x = OneDnnLinears(net), torch.randn(4, 256, dtype=torch.bfloat16)
     layer: Any = net[1]
-    # A new parameter begins with the version that the old one has: only the address tells them apart.
+    # A new parameter may have the version of the old one: only their addresses tell them apart.
     for _ in range(8):
         with packed.in_use(steps=MANY):
             net(x)
