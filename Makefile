@@ -47,8 +47,11 @@ test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
 test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped with a reason elsewhere
 	@set -e; $(START); LUYEN_TEST_DEVICE=cuda $(BIN)/pytest -rs tests/gpu tests/conformance tests/unit/rollout/test_paged.py; $(TOOK)
 
+# Two runs go on at the same time, each with a server: a thread for each process. Output is not
+# captured: it shows the steps of the run of this process.
 test-engines: $(STAMP) $(ENGINES)/.installed ## rollout engines against the real vLLM on CPUs; half an hour, 3 GB of packages at first
-	@set -e; $(START); LUYEN_VLLM_PYTHON=$(CURDIR)/$(ENGINES)/bin/python $(BIN)/pytest -rs tests/engines; $(TOOK)
+	@set -e; $(START); LUYEN_VLLM_PYTHON=$(CURDIR)/$(ENGINES)/bin/python OMP_NUM_THREADS=1 \
+	$(BIN)/pytest -rs -v -s --durations=0 tests/engines; $(TOOK)
 
 test-loggers: $(LOGGERS)/.installed ## TensorBoard, wandb, MLflow and trackio, each read back by its own reader; two minutes
 	@set -e; $(START); $(LOGGERS)/bin/python -m pytest -rs tests/loggers; $(TOOK)

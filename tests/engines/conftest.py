@@ -20,6 +20,9 @@ MODEL = "builtin://arithmetic"
 VARIABLE = "LUYEN_VLLM_PYTHON"
 PYTHON = os.environ.get(VARIABLE, "")
 LONGEST = 256
+PATIENCE_S = 3600.0
+"""Most seconds of a start, a request or a step: only what hangs takes so long on a busy machine."""
+PATIENT = {"start_timeout_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,7 +56,7 @@ def make_engine(
         name="vllm",
         max_num_seqs=64,
         free_cache_engine=bool(server.pop("free_cache_engine", False)),
-        server=ServerConfig.model_validate({"python": PYTHON, **server}),
+        server=ServerConfig.model_validate({"python": PYTHON, **PATIENT, **server}),
     )
     place = ServerPlace(source=MODEL, folder=folder)
     made = vllm(policy, rollout, longest=LONGEST, decode=decode, place=place)

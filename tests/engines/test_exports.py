@@ -16,7 +16,7 @@ from luyen.rollout.servers.engine import ServerEngine, ServerLimits
 from luyen.rollout.servers.process import ServerProcess
 from luyen.rollout.servers.vllm import VllmDialect, vllm_command, vllm_environment
 from tests.conformance.servers import gap, request
-from tests.engines.conftest import LONGEST, MODEL, PYTHON
+from tests.engines.conftest import LONGEST, MODEL, PATIENCE_S, PYTHON
 from tests.runs import MODEL as FIELD
 from tests.runs import TINY, train
 from tests.tiny_models import tiny_net
@@ -57,7 +57,7 @@ def serve(folder: Path, model: Path, connection: list[ServerConnection]) -> Serv
         prepare=lambda: vllm_environment(folder, True),
         log=folder / "server.log",
         is_ready=lambda: connection[0].is_ready(dialect.health()),
-        start_timeout_s=600.0,
+        start_timeout_s=PATIENCE_S,
     )
 
 
@@ -75,7 +75,7 @@ def test_an_exported_model_has_our_log_probabilities(
     policy = open_checkpoint(str(ran.root)).policy
     connections: list[ServerConnection] = []
     server = serve(tmp_path, exported, connections)
-    connections.append(ServerConnection(lambda: server.url, timeout_s=300.0))
+    connections.append(ServerConnection(lambda: server.url, timeout_s=PATIENCE_S))
     engine = ServerEngine(
         server,
         connections[0],

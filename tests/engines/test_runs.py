@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,18 @@ from luyen.rollout.servers.dialect import ServerFault
 from luyen.rollout.servers.engine import ServerEngine
 from luyen.rollout.servers.process import ServerProcess
 from luyen.rollout.servers.weights import FolderTransport
-from tests.engines.conftest import PYTHON
+from tests.engines.conftest import PATIENT, PYTHON
+from tests.engines.run_beside import RunBeside, run_beside
 from tests.engines.wide_heads import widen
 from tests.runs import MODEL, ROLLOUT, Ran, train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-VLLM = (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.server.python={PYTHON}", "trainer.logger=jsonl")
+VLLM = (
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.server.python={PYTHON}",
+    *(f"{ROLLOUT}.server.{name}={value}" for name, value in PATIENT.items()),
+    "trainer.logger=console",
+)
 GAP = 1e-3
 
 
@@ -33,30 +39,14 @@ def accuracy(ran: Ran) -> float:
 
 
 @pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The quickstart whose server nothing happens to."""
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunBeside]:
+    """The quickstart whose server nothing happens to, beside the runs of this process.
+
+    Server and trainer take turns, so that two runs keep two cores busy.
+    """
     folder = tmp_path_factory.mktemp("quickstart")
-    return train(folder, *VLLM, files=[RECIPES / "quickstart.yaml"])
-
-
-def test_the_quickstart_learns(quickstart: Ran):
-    ran = quickstart
-    assert ran.course("val/accuracy")[0] < 0.5
-    assert accuracy(ran) >= 0.9
-    assert len(gaps(ran)) == 115
-    assert max(gaps(ran)) < GAP
-
-
-def test_the_tool_recipe_learns_at_another_temperature(tmp_path: Path):
-    words = (
-        f"{MODEL}.path={widen(tmp_path / 'model')}",
-        f"{ROLLOUT}.temperature=0.7",
-        f"{ROLLOUT}.server.transport=group",
-    )
-    ran = train(tmp_path, *VLLM, *words, files=[RECIPES / "tool_calling.yaml"])
-    assert accuracy(ran) >= 0.9
-    assert len(gaps(ran)) == 30
-    assert max(gaps(ran)) < GAP
+    with run_beside(folder, *VLLM, files=[RECIPES / "quickstart.yaml"]) as run:
+        yield run
 
 
 class Kills:
@@ -114,7 +104,7 @@ class Kills:
 
 
 def test_a_run_whose_server_is_killed_learns_as_much(
-    quickstart: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quickstart: RunBeside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     kills = Kills(generation=20, publication=50)
     kills.patch(monkeypatch)
@@ -123,4 +113,24 @@ def test_a_run_whose_server_is_killed_learns_as_much(
     assert kills.faults[0].kind == "connection"
     assert len(gaps(ran)) == 115
     assert max(gaps(ran)) < GAP
-    assert abs(accuracy(ran) - accuracy(quickstart)) <= 0.03
+    assert abs(accuracy(ran) - accuracy(quickstart.ran)) <= 0.03
+
+
+def test_the_quickstart_learns(quickstart: RunBeside):
+    ran = quickstart.ran
+    assert ran.course("val/accuracy")[0] < 0.5
+    assert accuracy(ran) >= 0.9
+    assert len(gaps(ran)) == 115
+    assert max(gaps(ran)) < GAP
+
+
+def test_the_tool_recipe_learns_at_another_temperature(tmp_path: Path):
+    words = (
+        f"{MODEL}.path={widen(tmp_path / 'model')}",
+        f"{ROLLOUT}.temperature=0.7",
+        f"{ROLLOUT}.server.transport=group",
+    )
+    ran = train(tmp_path, *VLLM, *words, files=[RECIPES / "tool_calling.yaml"])
+    assert accuracy(ran) >= 0.9
+    assert len(gaps(ran)) == 30
+    assert max(gaps(ran)) < GAP

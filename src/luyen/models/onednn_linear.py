@@ -21,18 +21,25 @@ _ROWS = 32
 
 _Key: TypeAlias = tuple[int, int]
 """Where a weight lies and how often it was written to."""
+_Copy: TypeAlias = tuple[_Key, Tensor, Callable[[Tensor], Tensor]]
+"""What was packed, the memory it lies in, and the layer with packed weights.
+
+As long as the memory is held, no other weight can lie at its address.
+"""
 
 
 @final
 class OneDnnLinears:
     """The linear layers of a model with packed weights, inside `in_use` and nowhere else.
 
-    A copy is never stale: before each use, the place and the version of its weight are compared.
+    Before each use, the place and the version of every weight are compared, and a copy of another
+    weight is made anew. A write through `.data` increases no version: call `drop` before weights
+    may be written so. The engine does whenever nothing is left to generate.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = _packable(model)
-        self._copies: list[tuple[_Key, Callable[[Tensor], Tensor]] | None]
+        self._copies: list[_Copy | None]
         self.drop()
 
     def drop(self) -> None:
@@ -54,7 +61,7 @@ class OneDnnLinears:
             for layer, copy in zip(self._layers, self._copies, strict=True):
                 assert copy is not None
                 # In the layer's own dictionary: torch's setattr is slow, and this is every step.
-                layer.__dict__["forward"] = copy[1]
+                layer.__dict__["forward"] = copy[2]
             yield
         finally:
             for layer in self._layers:
@@ -69,7 +76,7 @@ class OneDnnLinears:
                     return False
                 # The stale copy goes before the fresh one comes.
                 self._copies[index] = None
-                self._copies[index] = (key, _packed(layer))
+                self._copies[index] = (key, layer.weight.detach(), _packed(layer))
         return bool(self._layers)
 
 

@@ -53,6 +53,22 @@ def test_a_weight_that_changed_is_packed_anew(write):
 
 
 @torch.no_grad()
+def test_no_other_weight_takes_the_address_of_a_packed_one():
+    net = model()
+    packed, x = OneDnnLinears(net), torch.randn(4, 256, dtype=torch.bfloat16)
+    layer: Any = net[1]
+    # A new parameter may have the version of the old one: only their addresses tell them apart.
+    for _ in range(8):
+        with packed.in_use(steps=MANY):
+            net(x)
+        size, layer.weight = layer.weight.shape, None
+        layer.weight = nn.Parameter(torch.randn(size, dtype=torch.bfloat16), requires_grad=False)
+        with packed.in_use(steps=MANY):
+            found = net(x)
+        assert torch.allclose(found.float(), net(x).float(), atol=0.05, rtol=0.05)
+
+
+@torch.no_grad()
 def test_layers_are_as_before_outside_even_after_an_error():
     net = model()
     packed = OneDnnLinears(net)
