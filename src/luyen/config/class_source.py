@@ -37,15 +37,16 @@ _CONSTANT = (
 
 
 def class_definition(
-    name: str, value: type
+    name: str, value: type, home: tuple[dict[str, Any], SourceFile] | None = None
 ) -> tuple[ast.ClassDef, dict[str, Any], SourceFile, list[CodeType]]:
     """The definition of a class, the names around it, its file and the code of its methods.
 
+    `home` are the names and the file of what uses it, where a class without methods is looked for.
     NoSource for a class that was changed, or that has a part whose making is not known.
     """
     if type(value) is not type or "." in value.__qualname__:
         raise NoSource(f"`{name}` is no plain class of a module")
-    known, file = _place_of(name, value)
+    known, file = _place_of(name, value, home)
     bound = file.bindings.get(value.__name__, [])
     if len(bound) != 1 or not isinstance(bound[0], ast.ClassDef):
         raise NoSource(f"the source of `{name}` is not known")
@@ -71,11 +72,17 @@ def class_definition(
     return node, known, file, codes
 
 
-def _place_of(name: str, value: type) -> tuple[dict[str, Any], SourceFile]:
+def _place_of(
+    name: str, value: type, around: tuple[dict[str, Any], SourceFile] | None
+) -> tuple[dict[str, Any], SourceFile]:
     """Names around a class, and its file: those of its first method, or of its module."""
     for part in vars(value).values():
-        if isinstance(part, FunctionType) and part.__code__.co_filename != "<string>":
+        is_own = isinstance(part, FunctionType) and part.__code__.co_filename != "<string>"
+        if is_own and part.__globals__.get("__name__") == value.__module__:
             return part.__globals__, source_file(part.__code__.co_filename)
+    is_seen = around is not None and around[0].get("__name__") == value.__module__
+    if around is not None and is_seen and around[0].get(value.__name__) is value:
+        return around
     home = sys.modules.get(value.__module__)
     file = home.__file__ if home is not None and "__file__" in vars(home) else None
     if home is None or file is None or vars(home).get(value.__name__) is not value:

@@ -35,11 +35,12 @@ from luyen.base.source_files import (
     changed_names,
     codes_in,
     definition_of,
-    have_same_code,
+    have_same_names,
     is_only_read,
     names_around,
     parameters,
     source_file,
+    text_of,
 )
 from luyen.config.class_source import class_definition
 from luyen.config.source_modules import (
@@ -55,6 +56,8 @@ _ATOMS = (bool, int, float, str, bytes, type(None))
 _STATE = (bool, int, float, str, list, dict, set)
 """Types of what a function may keep from call to call; in another process it begins empty."""
 _WRAPPED = "__wrapped__"
+_RESERVED = re.compile("_update_wrapper|_compile|_made_[0-9]+|_loaded_.*|float|set|frozenset")
+"""Names that the text has itself."""
 
 
 @final
@@ -65,6 +68,7 @@ class _Around:
     name: str
     node: ast.AST
     known: Mapping[str, Any]
+    home: dict[str, Any]
     file: SourceFile
     is_elsewhere: bool
     """Whether it is only compared, because its module is imported."""
@@ -130,7 +134,7 @@ class _Writer:
         for code in codes_in(whole):
             made.setdefault(code.co_name, []).append(code)
         for code in self._codes:
-            if not any(have_same_code(one, code) for one in made.get(code.co_name, ())):
+            if not any(have_same_names(one, code) for one in made.get(code.co_name, ())):
                 raise NoSource(f"`{code.co_name}` compiles to other code where it stands alone")
         return text
 
@@ -140,7 +144,7 @@ class _Writer:
             if not _is_one(self._names[name], value):
                 raise NoSource(f"`{name}` stands for two different objects")
             return
-        if around is not None and name in self._taken:
+        if around is not None and (name in self._taken or _RESERVED.fullmatch(name)):
             raise NoSource(f"`{name}` is a name that its file has already")
         self._names[name] = value
         self._open.add(name)
@@ -184,12 +188,12 @@ class _Writer:
     ) -> None:
         if isinstance(value, re.Pattern):
             pattern = cast(re.Pattern[Any], value)
-            self._imports.add("import re")
-            self._bodies.append(f"{name} = re.compile({pattern.pattern!r}, {int(pattern.flags)})")
+            self._imports.add("from re import compile as _compile")
+            self._bodies.append(f"{name} = _compile({pattern.pattern!r}, {int(pattern.flags)})")
         elif isinstance(value, FunctionType):
             self._add_function(name, value, is_elsewhere=is_elsewhere)
         elif isinstance(value, type):
-            self._add_class(name, value, is_elsewhere=is_elsewhere)
+            self._add_class(name, value, around, is_elsewhere=is_elsewhere)
         elif _is_plain(value):
             _refuse_secret_value(value, name)
             if around is not None:
@@ -209,7 +213,14 @@ class _Writer:
         inner = _demand_as_defined(name, value, node, known)
         _set_defaults(name, value, node, known)
         file = source_file(value.__code__.co_filename)
-        around = _Around(name=name, node=node, known=known, file=file, is_elsewhere=is_elsewhere)
+        around = _Around(
+            name=name,
+            node=node,
+            known=known,
+            home=value.__globals__,
+            file=file,
+            is_elsewhere=is_elsewhere,
+        )
         text = self._text_of(name, value, node, cells, around)
         self._add_used(text, around)
         if inner is not None:
@@ -232,9 +243,11 @@ class _Writer:
         """The definition of a function, inside of another one if it has values around it."""
         own = "" if isinstance(node, ast.Lambda) else node.name
         if not cells and own == name:
-            return ast.unparse(node)
+            return text_of(node)
         if not cells and not own:
-            return f"{name} = {ast.unparse(node)}"
+            return text_of(
+                ast.Assign([ast.Name(name, ast.Store())], cast(ast.expr, node), lineno=1)
+            )
         given = {cell: kept for cell, kept in cells.items() if cell != own or kept is not value}
         state = changed_names(node)
         for cell, kept in given.items():
@@ -255,7 +268,7 @@ class _Writer:
             cast(ast.Return, body[0]).value = node
         else:
             body.insert(0, node)
-        return f"{ast.unparse(tree)}\n\n{name} = {maker}({handed})"
+        return f"{text_of(tree)}\n\n{name} = {maker}({handed})"
 
     def _part(self, word: str, value: Any, around: _Around) -> str:
         """A name of its own for what a function has around it; the one it has, if it is written."""
@@ -322,10 +335,15 @@ class _Writer:
             if not is_one or not self._is_as_in_file(value):
                 raise NoSource(f"`{module}.{member}` is not known to be what its file says")
 
-    def _add_class(self, name: str, value: type, *, is_elsewhere: bool) -> None:
-        node, known, file, codes = class_definition(name, value)
-        around = _Around(name=name, node=node, known=known, file=file, is_elsewhere=is_elsewhere)
-        text = ast.unparse(node)
+    def _add_class(
+        self, name: str, value: type, user: _Around | None, *, is_elsewhere: bool
+    ) -> None:
+        home = None if user is None else (user.home, user.file)
+        node, known, file, codes = class_definition(name, value, home)
+        around = _Around(
+            name=name, node=node, known=known, home=known, file=file, is_elsewhere=is_elsewhere
+        )
+        text = text_of(node)
         if node.name != name:
             raise NoSource(f"the class `{node.name}` has another name here")
         self._add_used(text, around)
@@ -530,7 +548,7 @@ def _literal_text(value: Any) -> str:
 
 def _is_fixed(value: Any) -> bool:
     """Whether plain data cannot change."""
-    if type(value) is tuple:
+    if type(value) in (tuple, frozenset):
         return all(_is_fixed(one) for one in cast(tuple[Any, ...], value))
     return type(value) in _ATOMS
 
@@ -544,8 +562,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if type(value) is dict:
         pairs = cast(dict[Any, Any], value).items()
         return all(_is_plain(one, depth + 1) for pair in pairs for one in pair)
-    if type(value) in (list, tuple, set):
-        if type(value) is set and not value:
-            return depth == 0
+    if depth and (type(value) is frozenset or (type(value) is set and not value)):
+        return False
+    if type(value) in (list, tuple, set, frozenset):
         return all(_is_plain(one, depth + 1) for one in cast(Collection[Any], value))
     return type(value) in _ATOMS

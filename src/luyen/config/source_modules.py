@@ -114,15 +114,20 @@ def demand_member(module: ModuleType, member: str) -> Any:
 def is_of_a_library(value: Any) -> bool:
     """Whether a function, or a class with all its methods, was compiled from installed files."""
     if isinstance(value, FunctionType):
-        return _is_installed_file(value.__code__.co_filename)
+        return _is_library_code(value)
     if isinstance(value, type):
         bases = [one for one in value.__mro__ if one is not object]
         parts = [part for one in bases for part in vars(one).values()]
-        made = ("<string>", "<attrs generated")  # what `dataclass` and `namedtuple` make
-        own = [one.__code__.co_filename for one in parts if isinstance(one, FunctionType)]
-        is_own = all(_is_installed_file(file) or file.startswith(made) for file in own)
+        is_own = all(_is_library_code(one) for one in parts if isinstance(one, FunctionType))
         return is_own and all(is_installed(str(one.__module__)) for one in bases)
     return True
+
+
+def _is_library_code(value: FunctionType) -> bool:
+    file, home = value.__code__.co_filename, str(value.__globals__.get("__name__"))
+    if file.startswith(("<string>", "<attrs generated")):  # made by `dataclass`, `namedtuple`
+        return home.startswith("namedtuple_") or is_installed(home)
+    return _is_installed_file(file)
 
 
 def demand_builtin(name: str) -> None:
