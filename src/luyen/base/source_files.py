@@ -210,11 +210,12 @@ def _are_same(one: Any, other: Any, *, is_whole: bool) -> bool:
             one.co_consts, other.co_consts, is_whole=is_whole
         )
     if isinstance(one, tuple):
-        pairs = zip(one, other, strict=False)
-        is_one = len(one) == len(other)
+        mine, yours = cast(tuple[Any, ...], one), cast(tuple[Any, ...], other)
+        pairs = zip(mine, yours, strict=False)
+        is_one = len(mine) == len(yours)
         return is_one and all(_are_same(a, b, is_whole=is_whole) for a, b in pairs)
     if isinstance(one, frozenset):
-        return sorted(map(repr, one)) == sorted(map(repr, other))
+        return sorted(map(repr, cast(frozenset[Any], one))) == sorted(map(repr, other))
     return repr(one) == repr(other)
 
 

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, MemberDescriptorType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, cast
 
 from luyen.base.source_files import (
@@ -145,7 +145,7 @@ def _demand_method(
         if type(value) is not _METHODS[words[0]]:
             raise _changed(name, node.name)
         is_whole = not isinstance(value, property) or (value.fset is None and value.fdel is None)
-        value = value.fget if isinstance(value, property) else value.__func__
+        value = value.fget if isinstance(value, property) else cast(Any, value).__func__
         if not is_whole:
             raise _changed(name, node.name)
     if not isinstance(value, FunctionType) or vars(value) or value.__globals__ is not known:
@@ -220,7 +220,7 @@ def _demand_bases(name: str, value: type, node: ast.ClassDef, known: Mapping[str
         found: Any = known.get(one.id) if isinstance(one, ast.Name) else None
         if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
             module = known.get(one.value.id)
-            found = vars(module).get(one.attr) if module is not None else None
+            found = vars(module).get(one.attr) if isinstance(module, ModuleType) else None
         is_builtin = isinstance(one, ast.Name) and one.id not in known
         if found is not base and not (is_builtin and base.__module__ == "builtins"):
             raise NoSource(f"the bases of `{name}` are not those of its source")
@@ -239,7 +239,7 @@ def _dataclass_options(
         maker: Any = known.get(called.id) if isinstance(called, ast.Name) else None
         if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
             home = known.get(called.value.id)
-            maker = vars(home).get(called.attr) if isinstance(home, type(sys)) else None
+            maker = vars(home).get(called.attr) if isinstance(home, ModuleType) else None
         if maker is dataclasses.dataclass and found is None:
             given = decorator.keywords if isinstance(decorator, ast.Call) else []
             if not all(one.arg and isinstance(one.value, ast.Constant) for one in given):
@@ -267,7 +267,8 @@ def _is_field(
         return False
     if known.get(node.func.id) is not dataclasses.field:
         return False
-    field: Any = own.get("__dataclass_fields__", {}).get(member)
+    fields = cast(dict[str, Any], own.get("__dataclass_fields__", {}))
+    field: Any = fields.get(member)
     for one in node.keywords:
         if field is None or one.arg not in ("default", "default_factory", "repr", "compare"):
             return False
@@ -300,9 +301,10 @@ def _made_by_dataclass(
     written = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
     content |= {name: vars(value)[name] for name in written if name in vars(value)}
     again: Any = dataclasses.dataclass(**options)(type(value.__name__, (), content))
+    made: dict[str, Any] = {**vars(again)}
     return {
         name: one
-        for name, one in vars(again).items()
+        for name, one in made.items()
         if name not in content and name not in _OF_EVERY_CLASS
     }
 
@@ -317,5 +319,5 @@ def _is_made_alike(now: Any, made: Any) -> bool:
         is_plain = is_plain and _exact(now.__defaults__) == _exact(made.__defaults__)
         return is_plain and have_same_code(now.__code__, made.__code__)
     if isinstance(made, MemberDescriptorType | dict):  # the fields, which are compared one by one
-        return type(now) is type(made)
+        return isinstance(now, MemberDescriptorType | dict)
     return repr(now) == repr(made)

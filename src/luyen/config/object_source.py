@@ -18,15 +18,13 @@ import ast
 import builtins
 import copy
 import inspect
-import math
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast, final
 
-from luyen.base.secrets import is_from_environment, masked_tree
 from luyen.base.source_files import (
     MOST_CHARACTERS,
     Definition,
@@ -43,6 +41,16 @@ from luyen.base.source_files import (
     text_of,
 )
 from luyen.config.class_source import class_definition
+from luyen.config.plain_values import (
+    ATOMS,
+    is_fixed,
+    is_plain,
+    literal_of,
+    literal_text,
+    refuse_secret_value,
+    words_in,
+    written_value,
+)
 from luyen.config.source_modules import (
     HERE,
     demand_builtin,
@@ -52,7 +60,6 @@ from luyen.config.source_modules import (
     is_installed,
 )
 
-_ATOMS = (bool, int, float, str, bytes, type(None))
 _STATE = (bool, int, float, str, list, dict, set)
 """Types of what a function may keep from call to call; in another process it begins empty."""
 _WRAPPED = "__wrapped__"
@@ -194,11 +201,11 @@ class _Writer:
             self._add_function(name, value, is_elsewhere=is_elsewhere)
         elif isinstance(value, type):
             self._add_class(name, value, around, is_elsewhere=is_elsewhere)
-        elif _is_plain(value):
-            _refuse_secret_value(value, name)
+        elif is_plain(value):
+            refuse_secret_value(value, name)
             if around is not None:
                 _demand_constant(name, value, around)
-            self._bodies.append(f"{name} = {_literal_text(value)}")
+            self._bodies.append(f"{name} = {literal_text(value)}")
         else:
             raise NoSource(f"`{name}` is an object of {type(value).__name__}, which has no source")
 
@@ -206,7 +213,7 @@ class _Writer:
         node = copy.deepcopy(definition_of(value.__code__))
         cells = _cells_of(value)
         known = {**value.__globals__, **cells}
-        if value.__builtins__ is not vars(builtins):
+        if id(value.__builtins__) != id(vars(builtins)):
             raise NoSource(f"`{name}` has built-ins of its own")
         if not isinstance(node, ast.Lambda):
             node.decorator_list = []
@@ -253,8 +260,8 @@ class _Writer:
         for cell, kept in given.items():
             if cell in state and type(kept) in _STATE:
                 given[cell] = type(kept)()
-            elif _is_plain(kept):
-                _refuse_secret_value(kept, cell)
+            elif is_plain(kept):
+                refuse_secret_value(kept, cell)
                 _demand_constant(cell, kept, around)
             elif cell in around.file.changed:
                 raise NoSource(f"`{cell}` is changed by other functions")
@@ -273,7 +280,7 @@ class _Writer:
     def _part(self, word: str, value: Any, around: _Around) -> str:
         """A name of its own for what a function has around it; the one it has, if it is written."""
         for name, one in self._names.items():
-            if one is value and not isinstance(value, _ATOMS):
+            if one is value and not isinstance(value, ATOMS):
                 self._demand_written(name)
                 return name
         name = word
@@ -281,7 +288,7 @@ class _Writer:
             self._made += 1
             name = f"{word}_{self._made}"
         self._parts.add(name)
-        if isinstance(value, FunctionType | type | ModuleType | re.Pattern) or _is_plain(value):
+        if isinstance(value, FunctionType | type | ModuleType | re.Pattern) or is_plain(value):
             self.add(name, value)
             return name
         raise NoSource(f"`{word}` is an object of {type(value).__name__}, which has no source")
@@ -314,7 +321,7 @@ class _Writer:
         if re.fullmatch("__.*__", name):
             raise NoSource(f"`{around.name}` uses `{name}`, which is of its module")
         if not is_changed:
-            if _is_plain(value):
+            if is_plain(value):
                 _demand_constant(name, value, around)
             self.add(name, value, around)
         elif type(value) not in _STATE:
@@ -356,7 +363,7 @@ def _future() -> int:
 
 
 def _is_one(one: Any, other: Any) -> bool:
-    return one is other or (_is_plain(one) and _is_plain(other) and repr(one) == repr(other))
+    return one is other or (is_plain(one) and is_plain(other) and repr(one) == repr(other))
 
 
 def _home_of(value: Any) -> tuple[ModuleType, str] | None:
@@ -461,12 +468,12 @@ def _default(
 ) -> ast.expr:
     """A default as it is written, if that is what it is now; else its value as a literal."""
     is_named = isinstance(node, ast.Name) and known.get(node.id, node) is value
-    if _is_plain(value):
-        written = ast.parse(_literal_text(value), mode="eval").body
-        if ast.unparse(written) == ast.unparse(node) or (is_named and not _is_fixed(value)):
+    if is_plain(value):
+        written = ast.parse(literal_text(value), mode="eval").body
+        if ast.unparse(written) == ast.unparse(node) or (is_named and not is_fixed(value)):
             return node
-        _refuse_secret_value(value, argument, *_words(node))
-        if not _is_fixed(value):
+        refuse_secret_value(value, argument, *words_in(node))
+        if not is_fixed(value):
             raise NoSource(f"the default `{ast.unparse(node)}` of `{name}` may have been changed")
         return written
     if not is_named:
@@ -479,91 +486,12 @@ def _demand_constant(name: str, value: Any, around: _Around) -> None:
     if name in around.file.changed:
         raise NoSource(f"`{name}` is changed by other functions")
     bound = around.file.bindings.get(name, [])
-    if len(bound) == 1 and _literal_of(_written_value(bound[0], name)) == repr(value):
+    if len(bound) == 1 and literal_of(written_value(bound[0], name)) == repr(value):
         return
     if around.is_elsewhere:
         raise NoSource(f"`{name}` is no constant of its file")
-    if not _is_fixed(value):
+    if not is_fixed(value):
         items = cast(Any, value.values() if isinstance(value, dict) else value)
-        is_flat = all(_is_fixed(one) for one in items)
+        is_flat = all(is_fixed(one) for one in items)
         if not is_only_read(name, around.node, is_flat):
             raise NoSource(f"`{name}` may be changed, and is no constant of its file")
-
-
-def _written_value(part: ast.stmt, name: str) -> ast.expr | None:
-    """The expression whose value a statement gives a name."""
-    match part:
-        case ast.Assign(targets=[ast.Name()], value=value) | ast.AnnAssign(value=value):
-            return value
-        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
-            if len(names) == len(values):
-                pairs = zip(names, values, strict=True)
-                return next((v for n, v in pairs if isinstance(n, ast.Name) and n.id == name), None)
-            return None
-        case _:
-            return None
-
-
-def _literal_of(node: ast.expr | None) -> str | None:
-    try:
-        return None if node is None else repr(ast.literal_eval(node))
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return None
-
-
-def _words(node: ast.expr) -> Iterator[str]:
-    """Names in an expression: variables, attributes and texts such as keys of a mapping."""
-    for part in ast.walk(node):
-        match part:
-            case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
-                yield word
-            case _:
-                pass
-
-
-def _refuse_secret_value(value: Any, *names: str) -> None:
-    """NoSource for what its names, or the environment, say to be a secret."""
-    is_named = any(repr(masked_tree(value, name)) != repr(value) for name in names)
-    if is_named or any(is_from_environment(text) for text in _texts(value)):
-        raise NoSource(f"`{names[0]}` is a secret, and a run directory holds none")
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Texts in plain data."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for pair in cast(Mapping[Any, Any], value).items():
-            yield from _texts(pair)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for one in cast(Collection[Any], value):
-            yield from _texts(one)
-
-
-def _literal_text(value: Any) -> str:
-    """A literal as source text; NaN and infinities have none of their own."""
-    is_odd = isinstance(value, float) and not math.isfinite(value)
-    return f"float({str(value)!r})" if is_odd else repr(value)
-
-
-def _is_fixed(value: Any) -> bool:
-    """Whether plain data cannot change."""
-    if type(value) in (tuple, frozenset):
-        return all(_is_fixed(one) for one in cast(tuple[Any, ...], value))
-    return type(value) in _ATOMS
-
-
-def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether a value is made of exact built-in types, so that its text says all of it."""
-    if depth > 50 or (depth and isinstance(value, float) and not math.isfinite(value)):
-        return False
-    if type(value) is int:
-        return abs(value) < 10**4000
-    if type(value) is dict:
-        pairs = cast(dict[Any, Any], value).items()
-        return all(_is_plain(one, depth + 1) for pair in pairs for one in pair)
-    if depth and (type(value) is frozenset or (type(value) is set and not value)):
-        return False
-    if type(value) in (list, tuple, set, frozenset):
-        return all(_is_plain(one, depth + 1) for one in cast(Collection[Any], value))
-    return type(value) in _ATOMS
