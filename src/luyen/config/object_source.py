@@ -52,11 +52,11 @@ from luyen.config.plain_values import (
     written_value,
 )
 from luyen.config.source_modules import (
-    HERE,
     demand_builtin,
     demand_known_parts,
     demand_member,
     demand_module,
+    home_of,
     is_installed,
 )
 
@@ -70,13 +70,23 @@ _RESERVED = re.compile("_update_wrapper|_compile|_made_[0-9]+|_loaded_.*|float|s
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Around:
-    """What a definition can refer to."""
+    """What a definition can refer to.
+
+    Example:
+        >>> _Around.__slots__[:2]
+        ('name', 'node')
+    """
 
     name: str
+    """Its name, for messages."""
     node: ast.AST
+    """The definition."""
     known: Mapping[str, Any]
+    """Names around it, and what they stand for now."""
     home: dict[str, Any]
+    """Names of its module."""
     file: SourceFile
+    """The file that it is in."""
     is_elsewhere: bool
     """Whether it is only compared, because its module is imported."""
 
@@ -166,7 +176,7 @@ class _Writer:
             alias = "" if value.__name__ == name else f" as {name}"
             self._imports.add(f"import {value.__name__}{alias}")
             return True
-        home = _home_of(value) or _imported_from(name, value, around)
+        home = home_of(value) or _imported_from(name, value, around)
         if home is None:
             return False
         module, path = home
@@ -337,7 +347,7 @@ class _Writer:
             self._imports.add(f"import {module} as {alias}")
         elif not is_installed(module):
             value = vars(sys.modules[module]).get(member)
-            home = _home_of(value)
+            home = home_of(value)
             is_one = home is not None and home[0].__name__ == module and home[1] == member
             if not is_one or not self._is_as_in_file(value):
                 raise NoSource(f"`{module}.{member}` is not known to be what its file says")
@@ -364,17 +374,6 @@ def _future() -> int:
 
 def _is_one(one: Any, other: Any) -> bool:
     return one is other or (is_plain(one) and is_plain(other) and repr(one) == repr(other))
-
-
-def _home_of(value: Any) -> tuple[ModuleType, str] | None:
-    """The module and the name under which another process finds a definition."""
-    if not (inspect.isroutine(value) or inspect.isclass(value)):
-        return None
-    module, path = str(value.__module__), str(value.__qualname__)  # of C it may have no module
-    home = sys.modules.get(module)
-    if home is None or "." in path or module in HERE or home.__spec__ is None:
-        return None
-    return (home, path) if vars(home).get(path) is value else None
 
 
 def _imported_from(name: str, value: Any, around: _Around | None) -> tuple[ModuleType, str] | None:

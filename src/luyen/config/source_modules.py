@@ -7,6 +7,7 @@ gives, and a function or class that is taken from it must have been compiled fro
 import ast
 import builtins
 import importlib.util
+import inspect
 import site
 import sys
 import sysconfig
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, cast
 
-from luyen.base.source_files import NoSource
+from luyen.base.source_files import NoSource, definition_of
 
 HERE = ("__main__", "builtins")
 """Modules that another process cannot import by name, or need not."""
@@ -114,11 +115,11 @@ def demand_member(module: ModuleType, member: str) -> Any:
 def is_of_a_library(value: Any) -> bool:
     """Whether a function, or a class with all its methods, was compiled from installed files."""
     if isinstance(value, FunctionType):
-        return _is_library_code(value)
+        return not value.__code__.co_filename.startswith("<string>") and _is_library_code(value)
     if isinstance(value, type):
         bases = [one for one in value.__mro__ if one is not object]
         parts = [part for one in bases for part in vars(one).values()]
-        is_own = all(_is_library_code(one) for one in parts if isinstance(one, FunctionType))
+        is_own = all(_is_library_part(one) for one in parts)
         return is_own and all(is_installed(str(one.__module__)) for one in bases)
     return True
 
@@ -127,7 +128,36 @@ def _is_library_code(value: FunctionType) -> bool:
     file, home = value.__code__.co_filename, str(value.__globals__.get("__name__"))
     if file.startswith(("<string>", "<attrs generated")):  # made by `dataclass`, `namedtuple`
         return home.startswith("namedtuple_") or is_installed(home)
-    return _is_installed_file(file)
+    if file.startswith(_FROZEN):
+        return True
+    if not _is_installed_file(file):
+        return False
+    try:
+        definition_of(value.__code__)  # the file has this code: it was not replaced
+    except NoSource:
+        return False
+    return True
+
+
+def _is_library_part(value: Any) -> bool:
+    """Whether a member of a class comes from installed files, as far as it shows."""
+    inner: Any = value.fget if isinstance(value, property) else value
+    if isinstance(inner, staticmethod | classmethod):
+        inner = cast(Any, inner).__func__
+    if isinstance(inner, FunctionType):
+        return _is_library_code(inner)
+    return is_installed(type(value).__module__)
+
+
+def home_of(value: Any) -> tuple[ModuleType, str] | None:
+    """The module and the name under which another process finds a definition."""
+    if not (inspect.isroutine(value) or inspect.isclass(value)):
+        return None
+    module, path = str(value.__module__), str(value.__qualname__)  # of C it may have no module
+    home = sys.modules.get(module)
+    if home is None or "." in path or module in HERE or home.__spec__ is None:
+        return None
+    return (home, path) if vars(home).get(path) is value else None
 
 
 def demand_builtin(name: str) -> None:

@@ -109,7 +109,7 @@ def _is_address(value: Any) -> bool:
     if not _is_text(value) or "${" in value:  # which is read when the server is reached
         return _is_text(value)
     try:
-        parts = urlsplit(value)
+        parts = urlsplit(cast(str, value))
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False

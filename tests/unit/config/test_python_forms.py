@@ -86,6 +86,13 @@ def function_of(folder: Path, text: str, change: str = "") -> Any:
             "json.dumps = functools.wraps(json.dumps)(lambda n: 'no')",
         ),
         ("def f(n):\n    return Counter([n])", "Counter.most_common = lambda self: 1"),
+        (
+            "def f(n):\n    return Counter([n])",
+            "import collections as c; names = {}\n"
+            "exec(compile('def g(self): return 9', c.__file__, 'exec'), names)\n"
+            "Counter.most_common = names['g']",
+        ),
+        ("def f(n):\n    return Counter([n])", "Counter.most_common = property(lambda self: 1)"),
         ("def f(n):\n    m = math\n    return m.sqrt(n)", ""),
         ("def f(n):\n    return getattr(math, 'sqrt')(n)", ""),
         ("z = 4\ndef f(n):\n    return f.__globals__['z']", ""),
