@@ -26,7 +26,7 @@ from luyen.base.input_files import expanded
 from luyen.base.source_files import NoSource, read_source
 from luyen.base.source_text import secret_in_source
 from luyen.base.user_modules import hold_objects, loaded_module
-from luyen.config.object_source import module_text
+from luyen.config.objects.object_source import module_text
 from luyen.config.plugins import read_python
 
 ABSENT = "object_of_another_process"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from luyen.base.source_files import MOST_CHARACTERS, NoSource
-from luyen.config.object_source import module_text
+from luyen.config.objects.object_source import module_text
 
 HEAD = "import json, math, re, functools\nfrom collections import Counter\n"
 CLASSES = """

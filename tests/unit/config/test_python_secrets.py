@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from luyen.config.object_source import module_text
+from luyen.config.objects.object_source import module_text
 from luyen.config.python_objects import write_objects
 
 

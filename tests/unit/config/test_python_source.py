@@ -12,7 +12,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.base.source_files import NoSource
-from luyen.config.object_source import module_text
+from luyen.config.objects.object_source import module_text
 from luyen.config.python_objects import absent_object, is_held, write_objects
 from luyen.rewards.user_functions import load_function
 

@@ -4,9 +4,9 @@ Denied by default. A part of an object is written only in a form of which it is 
 process makes the same of it:
 
 - a function: the code that its file compiles to, its defaults, the values around it, nothing else;
-- a class of such functions and of literals (`luyen.config.class_source`);
+- a class of such functions and of literals (`luyen.base.class_source`);
 - plain data that nothing changes;
-- an import of what is installed (`luyen.config.source_modules`), or of a module of one's own whose
+- an import of what is installed (`luyen.base.source_modules`), or of a module of one's own whose
   definition is what its file says.
 
 At the end the whole text is compiled, and has to have the code of every function that is in it.
@@ -25,6 +25,17 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast, final
 
+from luyen.base.class_source import class_definition
+from luyen.base.plain_values import (
+    ATOMS,
+    is_fixed,
+    is_plain,
+    literal_of,
+    literal_text,
+    refuse_secret_value,
+    words_in,
+    written_value,
+)
 from luyen.base.source_files import (
     MOST_CHARACTERS,
     Definition,
@@ -40,18 +51,7 @@ from luyen.base.source_files import (
     source_file,
     text_of,
 )
-from luyen.config.class_source import class_definition
-from luyen.config.plain_values import (
-    ATOMS,
-    is_fixed,
-    is_plain,
-    literal_of,
-    literal_text,
-    refuse_secret_value,
-    words_in,
-    written_value,
-)
-from luyen.config.source_modules import (
+from luyen.base.source_modules import (
     demand_builtin,
     demand_known_parts,
     demand_member,
@@ -87,7 +87,7 @@ class _Around:
     """Names of its module."""
     file: SourceFile
     """The file that it is in."""
-    is_elsewhere: bool
+    is_imported: bool
     """Whether it is only compared, because its module is imported."""
 
 
@@ -194,23 +194,23 @@ class _Writer:
             self._verified.add(id(value))
             other = _Writer(live={}, taken=(), verified=self._verified)
             try:
-                other._add_written(value.__name__, value, None, is_elsewhere=True)
+                other._add_written(value.__name__, value, None, is_imported=True)
             except NoSource:
                 self._verified.discard(id(value))
                 return False
         return True
 
     def _add_written(
-        self, name: str, value: Any, around: _Around | None, *, is_elsewhere: bool = False
+        self, name: str, value: Any, around: _Around | None, *, is_imported: bool = False
     ) -> None:
         if isinstance(value, re.Pattern):
             pattern = cast(re.Pattern[Any], value)
             self._imports.add("from re import compile as _compile")
             self._bodies.append(f"{name} = _compile({pattern.pattern!r}, {int(pattern.flags)})")
         elif isinstance(value, FunctionType):
-            self._add_function(name, value, is_elsewhere=is_elsewhere)
+            self._add_function(name, value, is_imported=is_imported)
         elif isinstance(value, type):
-            self._add_class(name, value, around, is_elsewhere=is_elsewhere)
+            self._add_class(name, value, around, is_imported=is_imported)
         elif is_plain(value):
             refuse_secret_value(value, name)
             if around is not None:
@@ -219,7 +219,7 @@ class _Writer:
         else:
             raise NoSource(f"`{name}` is an object of {type(value).__name__}, which has no source")
 
-    def _add_function(self, name: str, value: FunctionType, *, is_elsewhere: bool) -> None:
+    def _add_function(self, name: str, value: FunctionType, *, is_imported: bool) -> None:
         node = copy.deepcopy(definition_of(value.__code__))
         cells = _cells_of(value)
         known = {**value.__globals__, **cells}
@@ -236,7 +236,7 @@ class _Writer:
             known=known,
             home=value.__globals__,
             file=file,
-            is_elsewhere=is_elsewhere,
+            is_imported=is_imported,
         )
         text = self._text_of(name, value, node, cells, around)
         self._add_used(text, around)
@@ -353,12 +353,12 @@ class _Writer:
                 raise NoSource(f"`{module}.{member}` is not known to be what its file says")
 
     def _add_class(
-        self, name: str, value: type, user: _Around | None, *, is_elsewhere: bool
+        self, name: str, value: type, user: _Around | None, *, is_imported: bool
     ) -> None:
         home = None if user is None else (user.home, user.file)
         node, known, file, codes = class_definition(name, value, home)
         around = _Around(
-            name=name, node=node, known=known, home=known, file=file, is_elsewhere=is_elsewhere
+            name=name, node=node, known=known, home=known, file=file, is_imported=is_imported
         )
         text = text_of(node)
         if node.name != name:
@@ -487,7 +487,7 @@ def _demand_constant(name: str, value: Any, around: _Around) -> None:
     bound = around.file.bindings.get(name, [])
     if len(bound) == 1 and literal_of(written_value(bound[0], name)) == repr(value):
         return
-    if around.is_elsewhere:
+    if around.is_imported:
         raise NoSource(f"`{name}` is no constant of its file")
     if not is_fixed(value):
         items = cast(Any, value.values() if isinstance(value, dict) else value)

@@ -98,7 +98,7 @@ def demand_module(module: ModuleType) -> None:
 
 
 def demand_member(module: ModuleType, member: str) -> Any:
-    """A member of a module, None for one it does not have; NoSource for one put there by others."""
+    """A member of a module, None for one it does not have; NoSource for one that was put there."""
     name = module.__name__
     demand_module(module)
     if member not in _PARTLY.get(name, {member}):
