@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, final
+from urllib.parse import urlsplit
 
 from luyen.base.errors import did_you_mean
 from luyen.base.input_files import expanded, read_text, require_file
@@ -95,11 +96,34 @@ _SELECTED = "tool_selected_list"
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
+    return isinstance(value, str) and value != "" and "\0" not in value
 
 
 def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, str) for v in cast(list[Any], value))
+    """Whether it is a list of texts that a process can be given."""
+    listed = cast(list[Any], value)
+    return isinstance(value, list) and all(isinstance(v, str) and "\0" not in v for v in listed)
+
+
+def _is_address(value: Any) -> bool:
+    if not _is_text(value) or "${" in value:  # which is read when the server is reached
+        return _is_text(value)
+    try:
+        parts = urlsplit(cast(str, value))
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _is_environment(value: Any) -> bool:
+    """Whether it is a mapping that a process can be given as its variables."""
+    if not isinstance(value, dict):
+        return False
+    pairs = cast(dict[Any, Any], value).items()
+    return all(
+        isinstance(name, str) and name and "=" not in name and "\0" not in f"{name}{one}"
+        for name, one in pairs
+    )
 
 
 def _is_command(value: Any) -> bool:
@@ -123,9 +147,9 @@ def _is_seconds(value: Any) -> bool:
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "command": (_is_command, "a program, or a list of it and its arguments"),
     "args": (_is_arguments, "a list of words"),
-    "env": (_is_mapping, "a mapping"),
+    "env": (_is_environment, "a mapping of names of variables"),
     "cwd": (_is_text, "a folder"),
-    "url": (_is_text, "an address"),
+    "url": (_is_address, "an address that begins with http:// or https://"),
     "headers": (_is_mapping, "a mapping"),
     "select": (_is_words, "a list of names"),
     "prefix": (lambda value: isinstance(value, str), "text"),

@@ -28,6 +28,8 @@ from luyen.serve.service import Body, Endpoints, ReplyPlan
 
 T = TypeVar("T")
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+_QUICK_BYTES = 65_536
+"""Bodies up to this size are read on the event loop."""
 _GONE = 499
 """Status in metrics and logs of a request whose client went away; it is never sent."""
 
@@ -79,7 +81,9 @@ async def read_body(request: Request, limits: ServeLimits) -> Body:
     except TimeoutError:
         message = f"body: it did not arrive within {limits.body_timeout_s:g} seconds"
         raise ApiFailure(408, message, param="body", code="slow_body") from None
-    return parse_body(bytes(raw))
+    if len(raw) <= _QUICK_BYTES:
+        return parse_body(bytes(raw))
+    return await asyncio.to_thread(parse_body, bytes(raw))  # other callers are answered meanwhile
 
 
 def _too_large(most: int) -> ApiFailure:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from luyen.config.python_objects import module_text, write_objects
+from luyen.config.objects.object_source import module_text
+from luyen.config.python_objects import write_objects
 
 
 def run_as_script(folder: Path, text: str) -> dict[str, Any]:

@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.config.python_objects import (
-    NoSource,
-    absent_object,
-    is_held,
-    module_text,
-    write_objects,
-)
+from luyen.base.source_files import NoSource
+from luyen.config.objects.object_source import module_text
+from luyen.config.python_objects import absent_object, is_held, write_objects
 from luyen.rewards.user_functions import load_function
 
 SCRIPT = """
@@ -173,9 +169,17 @@ def test_what_a_function_changes_is_state_and_no_part_of_its_source(script: dict
     assert imported(before, "counts")("") == (1, 1, [3])
 
 
-def test_one_name_cannot_stand_for_two_objects(script: dict[str, Any]):
-    with pytest.raises(NoSource, match="`step` stands for two different objects"):
-        module_text({"three": script["plus_three"], "five": script["made"](5)})
+def test_two_closures_of_one_definition_keep_their_own_values(script: dict[str, Any]):
+    text = module_text({"three": script["plus_three"], "five": script["made"](5)})
+    assert [imported(text, name)(4) for name in ("three", "five")] == [7, 9]
+
+
+def test_one_name_cannot_stand_for_two_objects(tmp_path: Path):
+    (tmp_path / "two").mkdir()
+    one = run_as_script(tmp_path, "k = 1\ndef f(x):\n    return x + k\n")["f"]
+    other = run_as_script(tmp_path / "two", "k = 2\ndef g(x):\n    return x * k\n")["g"]
+    with pytest.raises(NoSource, match="`k` stands for two different objects"):
+        module_text({"f": one, "g": other})
 
 
 def test_the_process_that_has_an_object_calls_the_object(script: dict[str, Any], tmp_path: Path):
@@ -280,9 +284,6 @@ f = made()
         (SHADOWED, "`t` in `f`"),
         (NONLOCAL, "changes a variable"),
         (WRAPPED, "wrapped by what its source does not name"),
-        (BOUND_AGAIN, "wrapped by what its source does not name"),
-        (WRAPPED_AGAIN, "wrapped by what its source does not name"),
-        (DECORATOR_REPLACED, "wrapped by what its source does not name"),
         ("def f(n, *, k=3):\n    return k\nf.__kwdefaults__ = None\n", "the defaults of `f`"),
         ("def f(n):\n    return [1][n]\nf = lambda n, f=f: f(n)\n", "the default `f`"),
     ],
@@ -373,6 +374,9 @@ def f(n: int) -> str:
         "def f(n):\n    match n:\n        case 5: return 'five'\n        case [a, *b]: return a\n",
         GIVEN,
         RECURSIVE,
+        BOUND_AGAIN,
+        WRAPPED_AGAIN,
+        DECORATOR_REPLACED,
         DEFAULTS,
         DECORATED,
         DOCUMENTED,

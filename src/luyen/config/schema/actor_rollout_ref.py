@@ -61,7 +61,7 @@ class OptimConfig(Block):
         "adamw; adamw_8bit: moments in 8 bits (extra `quant`); muon: orthogonalised momentum for "
         "the matrices of decoder layers, AdamW for embeddings, head, norms and biases.",
     )
-    lr: float = key(1e-6, "Peak learning rate.", derived=LR_WORDS, ge=0)
+    lr: float = key(1e-6, "Peak learning rate.", derived=LR_WORDS, ge=0, le=1000)
     lr_warmup_steps: int = key(
         -1,
         "Steps of linear warm-up; -1: use `lr_warmup_steps_ratio`. It is "
@@ -75,7 +75,7 @@ class OptimConfig(Block):
         "constant", "Course of the learning rate after the warm-up."
     )
     min_lr_ratio: float = key(0.0, "Where all but constant end, as a share of `lr`.", ge=0, le=1)
-    weight_decay: float = key(0.01, "Decoupled weight decay.", ge=0)
+    weight_decay: float = key(0.01, "Decoupled weight decay.", ge=0, le=1000)
     betas: Pair = key((0.9, 0.999), "AdamW's moment decays.")
     momentum: float = key(0.95, "muon: decay of the momentum (Nesterov's).", ge=0, lt=1)
     clip_grad: float = key(1.0, "Largest norm of the gradient of a step.", gt=0)
@@ -84,7 +84,7 @@ class OptimConfig(Block):
 class CriticOptimConfig(OptimConfig):
     """The critic's optimizer: the same keys, a higher rate."""
 
-    lr: float = key(1e-5, "Peak learning rate.", ge=0)
+    lr: float = key(1e-5, "Peak learning rate.", ge=0, le=1000)
 
 
 # `actor_rollout_ref.actor`: batches, loss and optimizer of the policy update.
@@ -213,7 +213,9 @@ class MultiTurnConfig(Block):
         "Most calls of one turn that are run, side by side; the policy reads about the rest.",
         ge=1,
     )
-    max_tool_response_length: int = key(256, "Most characters of a tool's result.", ge=1)
+    max_tool_response_length: int = key(
+        256, "Most characters of a tool's result.", ge=1, le=1_000_000
+    )
     tool_response_truncate_side: Literal["left", "middle", "right"] = key(
         "middle", "Where a longer result is cut."
     )

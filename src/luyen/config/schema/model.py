@@ -60,7 +60,7 @@ class ModelConfig(Block):
     double_quantization: bool = key(
         True, "nf4: hold the scales of 4-bit weights as 8-bit numbers too."
     )
-    lora_rank: int = key(0, "Rank of the LoRA adapter; 0 trains all weights.", ge=0)
+    lora_rank: int = key(0, "Rank of the LoRA adapter; 0 trains all weights.", ge=0, le=65_536)
     lora_alpha: float = key(
         16.0, "Scale of the adapter: its output is multiplied by alpha/rank.", gt=0
     )

@@ -1,9 +1,10 @@
 """The tool protocol: schema, limits, markers, a session per rollout, and replies as text."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, TypeAlias, final
+from itertools import islice
+from typing import Any, Literal, Protocol, TypeAlias, cast, final
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -172,6 +173,8 @@ Side: TypeAlias = Literal["left", "middle", "right"]
 """Which part of a long result is kept, named as verl names it; `middle` keeps both ends."""
 
 TRUNCATION_MARK = "(truncated)"
+_MOST_ITEMS = 100_000
+"""Items that are taken of an iterator, which may have no end."""
 _MOST_BYTES = 4_000_000
 """Of longer bytes only as many are decoded, at either end."""
 
@@ -188,11 +191,26 @@ def as_text(value: Any) -> str:
     if isinstance(value, bytes | bytearray):
         return _decoded(bytes(value))
     try:
-        plain = to_jsonable_python(value, inf_nan_mode="constants", bytes_mode="base64")
+        plain = to_jsonable_python(_finite(value), inf_nan_mode="constants", bytes_mode="base64")
         return json.dumps(plain, ensure_ascii=False)
     except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
         why = f"it returned a {type(value).__name__}, which is no text and has no JSON form"
         raise TypeError(why) from error
+
+
+def _finite(value: Any) -> Any:
+    """The value with iterators as lists; a ValueError for one that gives too many items."""
+    if isinstance(value, Iterator):
+        given = cast(Iterator[Any], value)
+        items = [*islice(given, _MOST_ITEMS + 1)]
+        if len(items) > _MOST_ITEMS:
+            raise ValueError(f"it gives more than {_MOST_ITEMS} items")
+        return [_finite(one) for one in items]
+    if type(value) in (list, tuple):
+        return [_finite(one) for one in cast(list[Any], value)]
+    if type(value) is dict:
+        return {key: _finite(one) for key, one in cast(dict[Any, Any], value).items()}
+    return value
 
 
 def _decoded(value: bytes) -> str:

@@ -22,7 +22,7 @@ from typing import Any, cast, final
 from luyen.base.errors import UserError
 from luyen.base.files import temporary_path, writing
 from luyen.base.rundir import RunDirectory
-from luyen.config.python_objects import is_decorated, write_objects
+from luyen.config.python_objects import write_objects
 from luyen.data.python_rows import are_addresses, is_dataset_dict, splits, write_rows
 from luyen.telemetry.callbacks import Callback, demand_callbacks
 from luyen.telemetry.early_stopping import EarlyStopping
@@ -234,10 +234,9 @@ def _tool_keys(tools: Any, folder: Path) -> dict[str, Any]:
             raise UserError("tools", name, why, "rename one of the two")
         made[name], members[name] = found, inner
         value = f"globals().pop({name!r})"  # from where it is defined to its place in the list
-        if found is not one or not is_decorated(inner, by=(tool, tool_class)):
-            words = ", ".join(f"{key}={given!r}" for key, given in named.items())
-            kind = "tool_class" if inspect.isclass(inner) else "tool"
-            value = f"_luyen.{kind}({words})({value})"
+        words = ", ".join(f"{key}={given!r}" for key, given in named.items())
+        kind = "tool_class" if inspect.isclass(inner) else "tool"
+        value = f"_luyen.{kind}({words})({value})"
         lines.append(f"{name} = {value}")
     end = "\n\n" + "\n".join(lines) + "\n"
     file = write_objects(folder, "tools", members, end=end, live=made)

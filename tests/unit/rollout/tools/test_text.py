@@ -1,5 +1,7 @@
 """Results as text: any value, any length, nothing that a tokenizer refuses."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +61,10 @@ def test_values_without_a_json_form_are_refused():
         with pytest.raises(TypeError, match="no JSON form"):
             as_text(value)
     assert as_text({"when": float("inf"), "set": {1}}) == '{"when": Infinity, "set": [1]}'
+
+
+def test_an_iterator_without_end_is_no_result():
+    assert as_text(iter([1, (2, 3)])) == "[1, [2, 3]]"
+    for endless in (itertools.repeat(0), {"found": [itertools.count()]}, iter([itertools.count()])):
+        with pytest.raises(TypeError, match="no text"):
+            as_text(endless)

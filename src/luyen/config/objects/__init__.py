@@ -1,0 +1,1 @@
+"""Python objects of a run as source text."""
