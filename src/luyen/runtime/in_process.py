@@ -12,7 +12,7 @@ from luyen.base.errors import UserError
 from luyen.checkpoint.writer import CheckpointWriter
 from luyen.engine.sharded_state import merge_sums
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint, trained_parameters
+from luyen.models.weights import Fingerprint, trained_parameters
 from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.protocol import RemoteEngine, RolloutEngine, Sampling, drop_prefixes
 from luyen.rollout.single_turn import Group, PromptRequest

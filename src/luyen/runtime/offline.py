@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from luyen.base.seeds import mix
 from luyen.checkpoint.writer import CheckpointWriter
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
+from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch
 from luyen.engine.fsdp import export_parameters
 from luyen.engine.logprobs import FrozenPolicy
 from luyen.engine.sharded_state import merge_sums, shard_sums

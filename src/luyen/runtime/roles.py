@@ -14,8 +14,7 @@ from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.objective import Objective
 from luyen.checkpoint.writer import CheckpointWriter
 from luyen.engine.actor import merge_policy_updates, policy_inputs, prepare_update
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
+from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch
 from luyen.engine.sharded_state import merge_sums
 from luyen.engine.step import LOSS_WEIGHT, UpdateResult, merge_updates
 from luyen.rollout.protocol import Sampling

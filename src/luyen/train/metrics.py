@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from luyen.algorithms.group_metrics import kl_drift
+from luyen.algorithms.advantages.grouping import kl_drift
 from luyen.algorithms.parity import GapInputs, GapParts, largest_part, part_metrics, split_gap
 from luyen.base.digests import page_with_checksum
 from luyen.base.errors import UserError

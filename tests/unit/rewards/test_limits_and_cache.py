@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from luyen.base.errors import UserError
 from luyen.base.rundir import DamagedRecord
 from luyen.rewards.cache import CachedExecutor, ScoreCache, content_hash
-from luyen.rewards.calls import ScoreCall
+from luyen.rewards.calls import ScoreCall, ScoreOutcome
 from luyen.rewards.counters import ScoringCounters
 from luyen.rewards.llm_judge.judge_reward import ConcurrencyLimit, RateLimit, wait_before
-from luyen.rewards.outcome import ScoreOutcome
 from luyen.rewards.rules.rule import rule_rewards
 from tests.unit.rewards.builders import answer, prompt
 

@@ -11,8 +11,9 @@ from luyen.algorithms.policy_losses.inputs import (
     fraction,
     policy_losses,
     ppo_kl,
+    sequence_log_weight,
+    token_ratio,
 )
-from luyen.algorithms.ratio import sequence_log_weight, token_ratio
 from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError
 
