@@ -7,8 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from luyen.algorithms.aggregation import aggregation_weights
-from luyen.algorithms.statistic import Average
+from luyen.algorithms.aggregation import Average, aggregation_weights
 from luyen.algorithms.value import value_loss
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch

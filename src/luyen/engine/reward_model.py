@@ -13,8 +13,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.reward_losses import RewardLoss, bradley_terry, process_reward, regression
-from luyen.algorithms.statistic import Average
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import BatchShard, OfflineBatch, PackedBatch
 from luyen.engine.fsdp import dummy_loss, reshard

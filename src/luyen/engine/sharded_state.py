@@ -15,13 +15,15 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from luyen.base.files import read_json
 from luyen.checkpoint.tensors import load_state
-from luyen.engine.fsdp import REPLICATE, export_dtype, export_parameters
+from luyen.engine.fsdp import REPLICATE
 from luyen.engine.optim import ADAMW, MasterOptimizer
 from luyen.engine.tensor_parallel import TENSOR, divided_dimension
 from luyen.models.weights import (
     block_digest,
     digest_number,
     digest_numbers,
+    export_dtype,
+    export_parameters,
     restore_parameters,
     trained_parameters,
 )

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from luyen.algorithms.statistic import Average
+from luyen.algorithms.aggregation import Average
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import BatchShard, PackedBatch
 from luyen.engine.fsdp import dummy_loss

@@ -8,8 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from luyen.algorithms.aggregation import aggregation_weights
-from luyen.algorithms.statistic import Average
+from luyen.algorithms.aggregation import Average, aggregation_weights
 from luyen.algorithms.supervised import supervised_losses
 from luyen.engine.batch import BatchShard, PackedBatch
 from luyen.engine.logprobs import score_shard

@@ -9,7 +9,7 @@ constants.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -221,6 +221,45 @@ def _demand_same(own: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[i
         why = f"it holds other weights than the model: {name} is {has} there and {have} here"
         fix = "give the model and the adapter that the checkpoint was made with"
         raise UserError("checkpoint", name, why, fix)
+
+
+# The dtype a parameter is exported with (checkpoints, weight sync) if FSDP keeps its shards in
+# fp32. A sharded bf16 model keeps fp32 shards, but exports bf16 weights and separate fp32 masters,
+# as a model on one device does, so that checkpoints load on any number of ranks.
+
+_EXPORT_DTYPE = "luyen_shown_dtype"
+
+
+def export_as(module: nn.Module, names: Container[str], dtype: torch.dtype | None) -> None:
+    """Set the dtype that these parameters are exported with."""
+    for name, parameter in module.named_parameters():
+        if name in names and dtype is not None and parameter.dtype != dtype:
+            vars(parameter)[_EXPORT_DTYPE] = dtype
+
+
+def export_dtype(parameter: Tensor) -> torch.dtype:
+    """The dtype that a parameter is exported with."""
+    return vars(parameter).get(_EXPORT_DTYPE, parameter.dtype)
+
+
+def export_parameters(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
+    """Trained parameters by name, in their export dtype; shards stay shards.
+
+    With `frozen`, those that do not learn too.
+    """
+    return dict(iterate_export_parameters(module, frozen=frozen))
+
+
+def iterate_export_parameters(
+    module: nn.Module, *, frozen: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """`export_parameters` one by one, which saves the memory of all converted copies."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad or frozen:
+            # Detaching a shard is slow, and not needed without autograd.
+            own = parameter.detach() if torch.is_grad_enabled() else parameter
+            dtype = export_dtype(parameter)
+            yield name, own if own.dtype == dtype else own.to(dtype)
 
 
 @final

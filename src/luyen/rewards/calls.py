@@ -1,14 +1,18 @@
 """Calls of reward functions as data, their outcomes, and executors of this and another process.
 
-An outcome is numbers, a fault, or a value that is no score. Scoring functions may be third-party
+An outcome is numbers, a fault, or a value that is no score. Counted are requests, retries, faults
+and cache hits, and seconds per rollout. Scoring functions may be third-party
 code: rules, verifiers, functions of the user.
 """
 
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -27,10 +31,79 @@ from luyen.base.boundary import (
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
 from luyen.base.records import Rollout, Score
-from luyen.rewards.counters import ScoringCounters
 from luyen.rewards.rules.all import rule_rewards
 from luyen.rewards.rules.rule import Unscorable
 from luyen.rewards.user_functions import called_as_ours, load_function, load_module
+from luyen.telemetry.metrics import metric
+
+# What a step's calls took: requests, retries, faults and cache hits, and time per rollout.
+
+metric("judging/requests", doc="Requests to judges, retries included.")
+metric("judging/retries", doc="Requests to judges that were made again after one that failed.")
+metric("judging/faults/<kind>", doc="Scores that no judge gave, by the name of the last fault.")
+metric("judging/cache_hits", doc="Scores found in the cache, and not computed.")
+metric("judging/cache_misses", doc="Scores looked up in the cache, and not found.")
+metric(
+    "judging/unjudgeable/<rule>",
+    doc="Answers that a rule ran out of time, memory or stack on, or broke: counted as wrong.",
+)
+metric(
+    "judging/cache_damaged",
+    doc="Entries of the cache that are not as they were written; they are recomputed.",
+)
+
+
+@final
+class ScoringCounters:
+    """Numbers by metric name since they were last taken; any thread may add.
+
+    Example:
+        >>> counts = ScoringCounters()
+        >>> counts.add("judging/requests")
+        >>> counts.add("judging/requests")
+        >>> counts.take(), counts.take()
+        ({'judging/requests': 2.0}, {})
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: Counter[str] = Counter()
+
+    def add(self, name: str) -> None:
+        """Count one more."""
+        with self._lock:
+            self._found[name] += 1
+
+    def take(self) -> dict[str, float]:
+        """What was counted since the last time."""
+        with self._lock:
+            found, self._found = self._found, Counter()
+        return {name: float(count) for name, count in sorted(found.items())}
+
+
+# Scoring time of each rollout, collected from every place that scores.
+
+Key = tuple[int, int, str, int]
+_spent: ContextVar[dict[Key, float] | None] = ContextVar("spent", default=None)
+
+
+@contextmanager
+def measuring() -> Iterator[dict[Key, float]]:
+    """Seconds by the key of a rollout, for all scoring started inside."""
+    seconds: dict[Key, float] = {}
+    token = _spent.set(seconds)
+    try:
+        yield seconds
+    finally:
+        _spent.reset(token)
+
+
+def add_time(rollout: Rollout, seconds: float) -> None:
+    """Count seconds towards a rollout, if anybody measures."""
+    spent = _spent.get()
+    if spent is not None:
+        spent[rollout.key] = spent.get(rollout.key, 0.0) + seconds
+
 
 _SHOWN = 200
 

@@ -13,11 +13,11 @@ from luyen.rewards.calls import (
     Executor,
     ScoreCall,
     ScoreOutcome,
+    add_time,
     attempt,
     outcome_of,
     short_repr,
 )
-from luyen.rewards.counters import add_time
 from luyen.rewards.protocol import Group
 from luyen.rewards.tree import ROOT, total
 from luyen.rewards.user_functions import arguments_of, is_trl, load_function, takes, with_messages

@@ -17,7 +17,7 @@ from luyen.algorithms.advantages.inputs import CreditInputs, greedy_rewards, out
 from luyen.algorithms.checks import require_finite, require_same_shape
 from luyen.algorithms.layout import sum_by_index
 from luyen.base.errors import UserError, did_you_mean
-from luyen.base.tolerance import lowest
+from luyen.base.records import lowest
 from luyen.config.catalog import ADV_ESTIMATORS
 
 

@@ -7,15 +7,22 @@ tokens, the sequence ratio of GSPO carried by tokens, and the sequence weight of
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from luyen.algorithms.checks import require_not_negative
+from luyen.algorithms.aggregation import Average
+from luyen.algorithms.checks import (
+    call_plugin,
+    is_built_in,
+    kind_of,
+    refuse_plugin,
+    require_not_negative,
+    require_token_stream,
+)
 from luyen.algorithms.layout import Layout
-from luyen.algorithms.statistic import Average
 from luyen.base.registry import Registry
 
 
@@ -88,6 +95,18 @@ policy_losses: Registry[PolicyLoss] = Registry(
 loss_statistics: Registry[Statistics] = Registry(
     "statistics pass", "actor_rollout_ref.actor.policy_loss.loss_mode"
 )
+
+
+def call_policy_loss(name: str, inputs: PolicyInputs, hparams: Mapping[str, Any]) -> TokenLoss:
+    """The loss of each token by a registered loss, which the gradient flows through."""
+    loss = policy_losses.get(name)
+    if is_built_in(loss):
+        return loss(inputs, **hparams)
+    found = call_plugin(policy_losses, name, lambda: loss(inputs, **hparams))
+    if not isinstance(cast(object, found), TokenLoss):
+        refuse_plugin(policy_losses, name, f"it gave {kind_of(found)}, not a TokenLoss")
+    require_token_stream(policy_losses, name, "per_token", found.per_token, inputs.logp)
+    return found
 
 
 # What surrogates share: the clip range, the correction weights, and two common metrics.

@@ -2,6 +2,7 @@
 
 import torch
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.checks import require_not_negative, require_positive
 from luyen.algorithms.policy_losses.inputs import (
     PolicyInputs,
@@ -14,7 +15,6 @@ from luyen.algorithms.policy_losses.inputs import (
     sequence_log_weight,
     token_ratio,
 )
-from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError
 
 
