@@ -21,7 +21,7 @@ from luyen.config.schema.actor_rollout_ref import RolloutConfig, ServerConfig
 from luyen.models.export import checkpoint_tensors
 from luyen.models.policy import Policy
 from luyen.models.random_policy import SHAPES, shaped_policy
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.rollout.servers.build import ServerPlace
 from luyen.rollout.servers.engine import ServerEngine
 from luyen.rollout.servers.vllm import vllm

@@ -22,7 +22,7 @@ _MODULES = {
     "luyen.data.samplers": ("AdaptiveSampler", "Sampler", "samplers"),
     "luyen.runtime.training": ("ModelsOnRanks", "RankPlace", "TrainingEngine", "training_engines"),
     "luyen.models.policy": ("Policy",),
-    "luyen.models.trained_weights": ("Fingerprint",),
+    "luyen.models.weights": ("Fingerprint",),
     "luyen.rewards.protocol": ("Reward",),
     "luyen.rewards.reward_managers": ("ManagerContext", "reward_managers"),
     "luyen.rewards.rules.rule": ("rule_rewards",),

@@ -19,7 +19,7 @@ from luyen.data.samplers import AdaptiveSampler as AdaptiveSampler
 from luyen.data.samplers import Sampler as Sampler
 from luyen.data.samplers import samplers as samplers
 from luyen.models.policy import Policy as Policy
-from luyen.models.trained_weights import Fingerprint as Fingerprint
+from luyen.models.weights import Fingerprint as Fingerprint
 from luyen.rewards.protocol import Reward as Reward
 from luyen.rewards.reward_managers import ManagerContext as ManagerContext
 from luyen.rewards.reward_managers import reward_managers as reward_managers

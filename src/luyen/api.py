@@ -107,11 +107,11 @@ def train(
         file, place = resume_arguments(root)
         files, overrides = [file], [*overrides, *place]
     require_trusted_files(files, is_trusted=trust)
-    told, stopping = split_callbacks(callbacks)
+    observers, stopping = split_callbacks(callbacks)
     overrides = [*overrides, *overrides_of(stopping)]
     place, named = _place(files, overrides)
     with kept_if_named(place) as folder:
-        _train(files, [*overrides, *named, *overrides_of(objects.write(folder))], told)
+        _train(files, [*overrides, *named, *overrides_of(objects.write(folder))], observers)
     return load_run(place)
 
 

@@ -9,6 +9,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -75,13 +76,19 @@ def registries(modules: Iterable[ModuleType]) -> dict[str, Registry[Callable[...
     return found
 
 
+@cache
+def all_registries() -> dict[str, Registry[Callable[..., Any]]]:
+    """Those of the package."""
+    return registries(tree.modules())
+
+
 def uncompared(names: Iterable[str]) -> set[str]:
     """Registries that have no catalog."""
     return set(names) - CATALOGS.keys() - PARTIAL.keys()
 
 
 def test_every_registry_is_compared_with_a_catalog():
-    found = registries(tree.modules())
+    found = all_registries()
     assert len(found) > 10
     assert uncompared(found) == set()
     assert (CATALOGS.keys() | PARTIAL.keys()) - found.keys() == set()
@@ -90,13 +97,13 @@ def test_every_registry_is_compared_with_a_catalog():
 
 @pytest.mark.parametrize("kind", sorted(CATALOGS))
 def test_the_catalog_lists_exactly_what_is_registered(kind: str):
-    registry = registries(tree.modules())[kind]
+    registry = all_registries()[kind]
     assert sorted(CATALOGS[kind]) == sorted(ours(registry))
 
 
 @pytest.mark.parametrize("kind", sorted(PARTIAL))
 def test_what_is_there_for_some_names_is_for_names_that_exist(kind: str):
-    assert set(ours(registries(tree.modules())[kind])) <= set(PARTIAL[kind])
+    assert set(ours(all_registries()[kind])) <= set(PARTIAL[kind])
 
 
 @pytest.mark.parametrize("kind", sorted(TABLES))
@@ -175,7 +182,7 @@ def kind_of_annotation(annotation: Any) -> tuple[str, tuple[str, ...], bool]:
 
 
 def test_values_of_knobs_are_those_that_the_rules_take():
-    registry = registries(tree.modules())["rule_rewards"]
+    registry = all_registries()["rule_rewards"]
     for name in RULE_REWARDS:
         parameters = inspect.signature(registry.get(name)).parameters.values()
         for hparam in (p for p in parameters if p.kind is p.KEYWORD_ONLY):
@@ -187,7 +194,7 @@ def test_values_of_knobs_are_those_that_the_rules_take():
 
 
 def test_arguments_of_environments_are_those_that_they_take():
-    registry = registries(tree.modules())["envs"]
+    registry = all_registries()["envs"]
     assert sorted(ENVIRONMENT_KNOBS) == sorted(ENVIRONMENTS)
     for kind, (needed, others) in ENVIRONMENT_KNOBS.items():
         parameters = inspect.signature(registry.get(kind)).parameters

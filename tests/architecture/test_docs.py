@@ -3,6 +3,8 @@
 import ast
 import importlib
 import re
+from functools import cache
+from typing import Any
 
 import pytest
 import typer
@@ -35,11 +37,17 @@ def resolves(name: str) -> bool:
     return True
 
 
-def unknown_commands(text: str) -> list[str]:
-    """`luyen` commands and options, and `make` targets, that do not exist."""
+@cache
+def command_table() -> dict[str, Any]:
+    """Every command of `luyen` by name."""
     group = typer.main.get_command(app)
     context = typer.Context(group)
-    table = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    return {name: group.get_command(context, name) for name in group.list_commands(context)}
+
+
+def unknown_commands(text: str) -> list[str]:
+    """`luyen` commands and options, and `make` targets, that do not exist."""
+    table = command_table()
     wrong: list[str] = []
     for words in commands(text, "luyen"):
         command, rest = table.get(words[1]), words[2:]

@@ -28,9 +28,16 @@ def guesses(text: str) -> list[Guess]:
     return [Guess(*found) for found in ROW.findall(text)]
 
 
+MERGED = re.compile(r"merged into `([\w/]+)`")
+
+
 def absent(rows: Sequence[Guess]) -> list[str]:
-    """Modules of the rows that are not in the package."""
-    return [row.module for row in rows if not (ROOT / PACKAGE / f"{row.module}.py").is_file()]
+    """Modules of the rows that are not in the package, nor merged into one that is."""
+    places = {row.module: MERGED.fullmatch(row.remedy) for row in rows}
+    files = {module: module if found is None else found[1] for module, found in places.items()}
+    return [
+        module for module, file in files.items() if not (ROOT / PACKAGE / f"{file}.py").is_file()
+    ]
 
 
 def tally(rows: Sequence[Guess]) -> tuple[int, int, int, int]:
@@ -55,7 +62,9 @@ def test_every_draw_lists_modules_that_exist_and_counts_them_right():
 def test_a_module_that_is_gone_and_a_name_without_remedy_are_caught():
     planted = (
         "| `base/ghost` | haunts | wrong: there is none |  |\n| `base/files` | files | right |  |\n"
+        "| `base/old` | old | right | merged into `base/files` |\n"
+        "| `base/lost` | lost | right | merged into `base/ghost` |\n"
     )
     rows = guesses(planted)
-    assert absent(rows) == ["base/ghost"]
-    assert tally(rows) == (1, 0, 1, 1)
+    assert absent(rows) == ["base/ghost", "base/lost"]
+    assert tally(rows) == (3, 0, 1, 1)

@@ -25,7 +25,7 @@ EXCEPTIONS: dict[str, str] = {
     "src/luyen/config/model_folder/chat_template_worker.py::reply: except Exception": (
         "a chat template may raise anything; it becomes the reason why there is no text"
     ),
-    "src/luyen/config/model_folder/check.py::library_faults: except Exception": (
+    "src/luyen/base/boundary.py::library_faults: except Exception": (
         "files of strangers make libraries raise anything, panics included; it is a UserError"
     ),
 }

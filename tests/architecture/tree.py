@@ -18,8 +18,14 @@ PACKAGE = "src/luyen"
 def sources(*folders: str) -> Iterator[tuple[str, str]]:
     """(path from the root, text) of every Python file below the folders; all of src by default."""
     for folder in folders or (PACKAGE,):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), path.read_text()
+        yield from _read(folder)
+
+
+@cache
+def _read(folder: str) -> tuple[tuple[str, str], ...]:
+    """The files of a folder, read once for all tests."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    return tuple((path.relative_to(ROOT).as_posix(), path.read_text()) for path in files)
 
 
 @cache
@@ -65,10 +71,10 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def modules() -> Iterator[ModuleType]:
+@cache
+def modules() -> tuple[ModuleType, ...]:
     """Every module of the package, imported; kernels only where their compiler is installed."""
-    yield luyen
     has_triton = importlib.util.find_spec("triton") is not None
-    for found in pkgutil.walk_packages(luyen.__path__, "luyen."):
-        if has_triton or not found.name.startswith("luyen.models.cuda."):
-            yield importlib.import_module(found.name)
+    names = [found.name for found in pkgutil.walk_packages(luyen.__path__, "luyen.")]
+    wanted = [name for name in names if has_triton or not name.startswith("luyen.models.cuda.")]
+    return luyen, *map(importlib.import_module, wanted)

@@ -12,7 +12,7 @@ import torch
 
 from luyen.data.tokenizer import Tokenizer
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint, trained_parameters
+from luyen.models.weights import Fingerprint, trained_parameters
 from luyen.rollout.protocol import Completion, generate
 from luyen.rollout.servers.engine import ServerEngine
 from luyen.rollout.servers.process import ServerProcess

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from luyen.models import weight_digests
-from luyen.models.weight_digests import digest_sum, tensor_digests
+from luyen.models import weights
+from luyen.models.weights import digest_sum, tensor_digests
 
 pytestmark = pytest.mark.gpu
 
@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_gpu_gives_the_digest_of_a_cpu(device: str, dtype: torch.dtype):
     torch.manual_seed(0)
-    some = torch.randn(2 * weight_digests._TABLE + 77).mul(100).to(dtype)
+    some = torch.randn(2 * weights._TABLE + 77).mul(100).to(dtype)
     tensors = {"large": some, "matrix": some[:77].view(7, 11), "turned": some[:77].view(7, 11).T}
     assert tensor_digests({n: t.to(device) for n, t in tensors.items()}) == tensor_digests(tensors)
 
@@ -25,13 +25,13 @@ def test_one_launch_gives_the_sum_of_every_tensor(device: str, dtype: torch.dtyp
 
     generator = torch.Generator().manual_seed(1)
     # In the interpreter a row of constants is made short; on a GPU the last tensor has three.
-    table = weight_digests._TABLE if device == "cuda" else 1 << 13
+    table = weights._TABLE if device == "cuda" else 1 << 13
     sizes = [1, 0, 7, 4096, 4097, 2 * table + 5]
     parts = [_noise(size, dtype, generator).to(device) for size in sizes]
-    constants = {"table": table, "golden": weight_digests._GOLDEN, "mix": weight_digests._MIX}
-    found = digest_sums(parts, weight_digests._WORDS[dtype.itemsize], **constants)
+    constants = {"table": table, "golden": weights._GOLDEN, "mix": weights._MIX}
+    found = digest_sums(parts, weights._WORDS[dtype.itemsize], **constants)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_digests, "_TABLE", table)
+        patch.setattr(weights, "_TABLE", table)
         wanted = [int(digest_sum(part.cpu())) for part in parts]
     assert found.tolist() == wanted
 
@@ -49,7 +49,7 @@ def test_tensors_of_all_types_are_told_in_their_order(device: str):
 def test_summing_does_not_wait_for_the_host(device: str):
     if device != "cuda":
         pytest.skip("needs CUDA")
-    tensor = torch.randn(3 * weight_digests._TABLE, device=device)
+    tensor = torch.randn(3 * weights._TABLE, device=device)
     digest_sum(tensor)
     try:
         torch.cuda.set_sync_debug_mode("error")

@@ -21,7 +21,7 @@ from luyen.config.schema.model import ModelConfig
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.load import load_policy
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.weights import Fingerprint
 from luyen.rollout.protocol import generate
 from luyen.rollout.servers.build import ServerPlace
 from luyen.rollout.servers.engine import ServerEngine

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from luyen.engine.actor import ActorEngine
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, PackedBatch
 from luyen.train.advantages import compute_advantages
 from luyen.train.batch import compute_logprobs, pack_groups, parity_metrics
 from luyen.train.loop import train_online

@@ -17,8 +17,7 @@ from luyen.base.process_setup import has_mkl
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.config.schema.model import ModelConfig
 from luyen.engine.actor import ActorEngine, score
-from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, PackedBatch, pack
 from luyen.engine.optim import MasterOptimizer
 from luyen.models.load import load_policy
 from luyen.train.advantages import AdvantageConfig, compute_advantages

@@ -11,7 +11,7 @@ import pytest
 
 from luyen.base.errors import UserError
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint, trained_parameters
+from luyen.models.weights import Fingerprint, trained_parameters
 from luyen.rollout.protocol import Completion, Request, generate
 from luyen.runtime.ray.cluster import Connection, connect
 from luyen.runtime.ray.engines import RayEngines

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.weights import Fingerprint
 from luyen.rollout.native.engine import NativeEngine
 from luyen.train.loop import train_online
 from luyen.train.run import OnlineRun

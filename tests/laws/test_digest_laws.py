@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from luyen.models import weight_digests
-from luyen.models.weight_digests import digest_sum, tensor_digests
+from luyen.models import weights
+from luyen.models.weights import digest_sum, tensor_digests
 
 DTYPES = (
     torch.float32,
@@ -75,7 +75,7 @@ def test_row_shards_of_a_matrix_add_up_on_any_number_of_ranks(
 @given(st.sampled_from(DTYPES), st.integers(0, 5))
 def test_shards_meet_at_the_end_of_a_row_of_constants(dtype: torch.dtype, before: int):
     whole = of_bits(list(range(3, 15)), dtype)
-    start = weight_digests._TABLE - before
+    start = weights._TABLE - before
     cut = 4
     joined = number(whole[:cut], start) + number(whole[cut:], start + cut)
     assert joined & MASK == number(whole, start)
@@ -139,23 +139,23 @@ def test_a_transposed_matrix_is_read_in_its_own_order():
 
 
 def test_a_large_tensor_is_the_sum_over_its_elements():
-    size = 2 * weight_digests._TABLE + 77
+    size = 2 * weights._TABLE + 77
     tensor = torch.arange(size, dtype=torch.int32) * 7919 - 5
-    constants = weight_digests._constants(torch.device("cpu"))
+    constants = weights._constants(torch.device("cpu"))
     total = 0
-    for start in range(0, size, weight_digests._TABLE):
-        words = tensor[start : start + weight_digests._TABLE].long()
-        row = start // weight_digests._TABLE
-        factor = weight_digests._row_constant(row) if row else 1
+    for start in range(0, size, weights._TABLE):
+        words = tensor[start : start + weights._TABLE].long()
+        row = start // weights._TABLE
+        factor = weights._row_constant(row) if row else 1
         total += factor * int((words * constants[: len(words)]).sum())
     assert number(tensor) == total & MASK
 
 
 def test_constants_are_odd_and_no_two_are_equal():
-    constants = weight_digests._constants(torch.device("cpu"))
+    constants = weights._constants(torch.device("cpu"))
     assert bool((constants & 1).all())
     assert len(constants.unique()) == len(constants)
-    rows = [weight_digests._row_constant(row) for row in range(1, 10_000)]
+    rows = [weights._row_constant(row) for row in range(1, 10_000)]
     assert all(row & 1 for row in rows)
     assert len(set(rows)) == len(rows)
     assert all(-(1 << 63) <= row < 1 << 63 for row in rows)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from luyen.base import process_setup
 from luyen.base.seeds import derive_key
 from luyen.rollout.native.paged.kv_cache import PagePool
-from luyen.rollout.native.prefix_tree import PrefixTree
+from luyen.rollout.native.prefix_cache import PrefixTree
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling
 from tests.generation import native, paged, prompt
 from tests.tiny_models import tiny_policy

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.records import Score
+from luyen.rewards.calls import outcome_of
 from luyen.rewards.metrics import score_metrics
-from luyen.rewards.outcome import outcome_of
 from luyen.rewards.rules.answers import choice, exact, gsm8k, last_number, numeric
 from luyen.rewards.rules.format import json_valid
 from luyen.rewards.rules.length import length, overlong

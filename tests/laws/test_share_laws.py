@@ -4,8 +4,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.batch_shards import MicroBatching, balance_by_tokens, join_shards, split_batch
+from luyen.engine.batch import (
+    MicroBatching,
+    PackedBatch,
+    balance_by_tokens,
+    join_shards,
+    pack,
+    split_batch,
+)
 
 BUDGET = 40
 RANKS = st.integers(1, 6)

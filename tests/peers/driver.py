@@ -20,7 +20,7 @@ from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
 from luyen.models.packed_attention import PackedContext, packed_positions
 from luyen.models.policy import Policy
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.rollout.client import PartialCompletion
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.native.sequences import Decode

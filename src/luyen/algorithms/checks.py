@@ -1,13 +1,17 @@
-"""Refusals by name: wrong shapes, NaN or infinity, hyper-parameters that nothing reads."""
+"""Refusals by name: shapes, NaN or infinity, unread hyper-parameters, results of plugins."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
+from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError, did_you_mean
+from luyen.base.registry import Registry
+
+T = TypeVar("T")
 
 
 def require_same_shape(name: str, x: Tensor, like_name: str, like: Tensor) -> None:
@@ -95,3 +99,44 @@ def require_not_negative(name: str, value: float) -> None:
     """Raise unless value >= 0; NaN is refused too."""
     if not value >= 0:
         raise UserError(name, value, "it must be 0 or more", f"set {name} >= 0")
+
+
+# Registered functions of plugins: an exception or a wrong result is a UserError. Built-in functions
+# are called without this wrapper, so that their bugs keep the traceback.
+
+
+def is_built_in(part: Callable[..., Any]) -> bool:
+    """Whether a registered function is one of this package."""
+    return str(part.__module__).startswith("luyen.")
+
+
+def call_plugin(registry: Registry[Any], name: str, call: Callable[[], T]) -> T:
+    """The result of a plugin's function; a UserError where it raises."""
+    faults: list[BaseException] = []
+    with boundary(faults):
+        return call()
+    why = f"it failed: {last_line(faults[0])}"
+    raise UserError(registry.field, name, why, "correct the plugin") from faults[0]
+
+
+def require_token_stream(
+    registry: Registry[Any], name: str, stream: str, found: object, like: Tensor
+) -> None:
+    """Refuse a stream of a plugin that is not one number for each token."""
+    if not isinstance(found, Tensor):
+        refuse_plugin(registry, name, f"its `{stream}` is {kind_of(found)}, not a tensor")
+    is_fit = found.shape == like.shape and found.device == like.device
+    if not is_fit or not torch.is_floating_point(found):
+        seen = f"{found.dtype} of shape {list(found.shape)} on {found.device}"
+        wanted = f"one float for each of the {like.numel()} tokens, on {like.device}"
+        refuse_plugin(registry, name, f"its `{stream}` is {seen}, and {wanted} is needed")
+
+
+def refuse_plugin(registry: Registry[Any], name: str, why: str) -> NoReturn:
+    """The UserError of a plugin that gave a wrong result."""
+    raise UserError(registry.field, name, why, "correct the plugin; docs/extend.md has an example")
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for a message."""
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.policy_losses.inputs import TokenLoss
-from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError, did_you_mean
 
 Rows = Float[Tensor, "tok vocab"]

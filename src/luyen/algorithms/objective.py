@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from luyen.algorithms.aggregation import aggregation_weights
+from luyen.algorithms.aggregation import Average, aggregation_weights
 from luyen.algorithms.checks import (
     hyperparameter_names,
     read_by,
@@ -21,9 +21,8 @@ from luyen.algorithms.checks import (
 )
 from luyen.algorithms.kl import PENALTIES, kl_penalty
 from luyen.algorithms.layout import Layout
-from luyen.algorithms.plugins import call_policy_loss
 from luyen.algorithms.policy_losses import PolicyInputs, loss_statistics, policy_losses
-from luyen.algorithms.statistic import Average
+from luyen.algorithms.policy_losses.inputs import call_policy_loss
 from luyen.base.errors import UserError, did_you_mean
 from luyen.config.catalog import POLICY_LOSSES
 

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from luyen.algorithms.aggregation import Average, Calibration
 from luyen.algorithms.checks import require_not_negative
 from luyen.algorithms.preference.inputs import accuracy, over_all
-from luyen.algorithms.statistic import Average, Calibration
 
 
 @final

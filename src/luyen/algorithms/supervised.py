@@ -5,9 +5,9 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.policy_losses.inputs import TokenLoss
-from luyen.algorithms.statistic import Average
 from luyen.base.registry import Registry
 
 SupervisedLoss = Callable[[Tensor, Layout], TokenLoss]

@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.checks import require_positive
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.policy_losses.inputs import TokenLoss
-from luyen.algorithms.statistic import Average
 
 
 def value_loss(

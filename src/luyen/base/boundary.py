@@ -209,6 +209,30 @@ def plain_text(text: str) -> str:
     return "".join([text]).encode(errors="replace").decode()
 
 
+@contextmanager
+def library_faults(what: str, *, field: str, path: str, fix: str) -> Generator[None]:
+    """Turn whatever a library raises over the files of a model into a UserError.
+
+    Files of strangers make it raise anything, panics of compiled code among it, which are no
+    Exception.
+    """
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise UserError(field, path, f"{what}: {_first_sentence(error)}", fix) from error
+
+
+def _first_sentence(error: BaseException) -> str:
+    """The first line of an error, joined with the next one if it ends in a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".")[:300]
+    if isinstance(error, OSError | ValueError) and said:
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 # Event loops for foreign code: one of its threads that hangs does not keep the process alive.
 
 P = ParamSpec("P")

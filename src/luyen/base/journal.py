@@ -17,7 +17,7 @@ from typing import Any, cast, final
 
 from luyen.base.errors import UserError
 from luyen.base.files import open_regular, plain, writing
-from luyen.base.input_files import parse_json, read_bytes
+from luyen.base.input_files import parse_json
 
 SCHEMA = 1
 """Version of the lines; a file of another one is not used."""
@@ -91,7 +91,8 @@ class JournalFile:
 
     def _take_up(self, basis: str) -> None:
         """Read the existing records; without a usable header, start an empty journal."""
-        whole, damaged = _read(self.path)
+        data = self._content()
+        whole, damaged = _records(data)
         head = whole[0] if whole else {}
         if head.get("schema") == SCHEMA and head.get("basis") == basis:
             for number, record in enumerate(whole[1:]):
@@ -99,7 +100,8 @@ class JournalFile:
                 self._found[name], self._places[name] = record["body"], number
             if damaged:
                 self._tell(f"{damaged} records are damaged; their work is done again")
-            self._drop_torn_end()
+            # Half a record is work that was not done; the next one must not run into it.
+            os.ftruncate(self._handle, data.rfind(b"\n") + 1)
         else:
             if damaged and "schema" not in head:
                 self._tell("its first record is damaged; the work of all is done again")
@@ -109,10 +111,11 @@ class JournalFile:
     def _tell(self, what: str) -> None:
         warnings.warn(f"{self.path}: {what}", DamagedJournal, stacklevel=5)
 
-    def _drop_torn_end(self) -> None:
-        """Half a record is work that was not done; the next one must not run into it."""
-        data = read_bytes(self.path)
-        os.ftruncate(self._handle, data.rfind(b"\n") + 1)
+    def _content(self) -> bytes:
+        """The file as it was found."""
+        with os.fdopen(os.dup(self._handle), "rb") as file:
+            file.seek(0)
+            return file.read()
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._failure is not None:
@@ -153,9 +156,9 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return f"{text}{_CHECK}{zlib.crc32(text.encode())}}}\n".encode()
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+def _records(data: bytes) -> tuple[list[dict[str, Any]], int]:
     """The sound records of a file, and how many of its whole lines are not as they were written."""
-    lines = read_bytes(path).split(b"\n")[:-1]
+    lines = data.split(b"\n")[:-1]
     found = [_record(line) for line in lines]
     return [record for record in found if record is not None], found.count(None)
 

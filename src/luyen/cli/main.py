@@ -17,8 +17,7 @@ from luyen import __version__
 from luyen.base.boundary import last_line
 from luyen.base.errors import UserError
 from luyen.base.secrets import mask_tracebacks
-from luyen.base.signals import reset_signals
-from luyen.base.system import address_limit
+from luyen.base.system import address_limit, reset_signals
 from luyen.cli.common import Trust
 from luyen.telemetry.output import OUTPUT, ensure_streams, flushed, say
 
@@ -244,7 +243,7 @@ def studio(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Start, stop and change nothing.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Most jobs at once; others wait.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Most jobs at once; further ones wait.")] = 1,
     trust: Trust = False,
 ) -> None:
     """Show the runs of a folder in the browser: every run, every rollout, every token.

@@ -85,7 +85,7 @@ class _RowFile:
 
 @final
 class StoredRows(Sequence[T]):
-    """Rows on disk; reading one decodes it anew, so a change to it changes nothing here.
+    """Rows on disk; reading one decodes it again, so a change to it changes nothing here.
 
     Example:
         >>> writer = RowWriter[str](most_bytes=0)
@@ -170,7 +170,7 @@ class RowWriter(Generic[T]):
 
 
 def selected(rows: Sequence[T], places: Iterable[int]) -> Sequence[T]:
-    """The rows at these places, where the others are: in memory, or on disk.
+    """The rows at these places, stored as the rest is: in memory, or on disk.
 
     Example:
         >>> selected(("a", "b", "c"), [2, 0])

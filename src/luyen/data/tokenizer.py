@@ -11,6 +11,7 @@ from typing import Any, cast, final
 from transformers import AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
+from luyen.base.boundary import library_faults
 from luyen.base.errors import UserError
 from luyen.base.records import Message
 from luyen.config.model_folder.chat_template import (
@@ -21,7 +22,6 @@ from luyen.config.model_folder.chat_template import (
     variables,
 )
 from luyen.config.model_folder.check import (
-    library_faults,
     refuse,
     sound,
     tokenizer_folder_faults,

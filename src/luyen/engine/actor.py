@@ -8,11 +8,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.objective import Objective
 from luyen.algorithms.policy_losses import PolicyInputs
-from luyen.algorithms.statistic import Average
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard, MicroBatching, split_batch
+from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, split_batch
 from luyen.engine.logprobs import score, score_shard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.sharded_state import (

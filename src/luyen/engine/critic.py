@@ -7,12 +7,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from luyen.algorithms.aggregation import aggregation_weights
-from luyen.algorithms.statistic import Average
+from luyen.algorithms.aggregation import Average, aggregation_weights
 from luyen.algorithms.value import value_loss
 from luyen.base.heartbeat import beat
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
+from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch
 from luyen.engine.fsdp import dummy_loss, reshard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.sharded_state import (

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.distillation import row_divergences
-from luyen.algorithms.statistic import Average
 from luyen.base.heartbeat import beat
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard
+from luyen.engine.batch import BatchShard, PackedBatch
 from luyen.engine.fsdp import dummy_loss, reshard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import LOSS_WEIGHT, ShardUpdateResult, take_shard_step

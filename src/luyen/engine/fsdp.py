@@ -5,7 +5,7 @@ head) belongs to the root: scores are computed inside the model's forward, where
 gathered, and a tied embedding belongs to one unit.
 """
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -32,45 +32,7 @@ from luyen.models.head import TokenScores
 from luyen.models.policy import Policy, ValueModel
 from luyen.models.rank_splits import SequenceSplit
 from luyen.models.reward_model import RewardModel
-
-# The dtype a parameter is exported with (checkpoints, weight sync) if FSDP keeps its shards in
-# fp32. A sharded bf16 model keeps fp32 shards, but exports bf16 weights and separate fp32 masters,
-# as a model on one device does, so that checkpoints load on any number of ranks.
-
-_EXPORT_DTYPE = "luyen_shown_dtype"
-
-
-def export_as(module: nn.Module, names: Container[str], dtype: torch.dtype | None) -> None:
-    """Set the dtype that these parameters are exported with."""
-    for name, parameter in module.named_parameters():
-        if name in names and dtype is not None and parameter.dtype != dtype:
-            vars(parameter)[_EXPORT_DTYPE] = dtype
-
-
-def export_dtype(parameter: Tensor) -> torch.dtype:
-    """The dtype that a parameter is exported with."""
-    return vars(parameter).get(_EXPORT_DTYPE, parameter.dtype)
-
-
-def export_parameters(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
-    """Trained parameters by name, in their export dtype; shards stay shards.
-
-    With `frozen`, those that do not learn too.
-    """
-    return dict(iterate_export_parameters(module, frozen=frozen))
-
-
-def iterate_export_parameters(
-    module: nn.Module, *, frozen: bool = False
-) -> Iterator[tuple[str, Tensor]]:
-    """`export_parameters` one by one, which saves the memory of all converted copies."""
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad or frozen:
-            # Detaching a shard is slow, and not needed without autograd.
-            own = parameter.detach() if torch.is_grad_enabled() else parameter
-            dtype = export_dtype(parameter)
-            yield name, own if own.dtype == dtype else own.to(dtype)
-
+from luyen.models.weights import export_as
 
 _PLAN = "luyen_plan"
 REPLICATE = "replicate"

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from luyen.base.heartbeat import beat
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
+from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch
 from luyen.engine.fsdp import dummy_loss, reshard
 from luyen.models.policy import Policy
 

@@ -18,9 +18,10 @@ from torch.utils.hooks import RemovableHandle
 from luyen.base.errors import UserError
 from luyen.config.optimizer_memory import LEAST_8BIT
 from luyen.config.schema.actor_rollout_ref import OptimConfig
-from luyen.engine.fsdp import REPLICATE, decoder_layers, export_dtype
+from luyen.engine.fsdp import REPLICATE, decoder_layers
 from luyen.engine.host_optimizer import HostAdamW, OffloadedWeight, collector_of, host_copy
 from luyen.engine.tensor_parallel import is_counted
+from luyen.models.weights import export_dtype
 
 # Gradient clipping over shards.
 
@@ -91,7 +92,7 @@ def learning_rate(optim: OptimConfig, *, step: int, total_steps: int | None) -> 
 
 
 MASTERS = "masters"
-"""Where `MasterOptimizer.state_dict` has the masters, beside its optimizers."""
+"""Where `MasterOptimizer.state_dict` has the masters, next to its optimizers."""
 
 
 @final

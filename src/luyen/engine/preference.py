@@ -14,10 +14,10 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.preference.inputs import PairInputs, UnpairedInputs
 from luyen.algorithms.preference.pointwise import step_rewards
 from luyen.algorithms.preference.step import PreferenceObjective, StepCoefficients, sequence_sums
-from luyen.algorithms.statistic import Average
 from luyen.engine.batch import OfflineBatch, PackedBatch
 from luyen.engine.step import LOSS_WEIGHT, BatchLearner, UpdateResult
 

@@ -13,11 +13,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.reward_losses import RewardLoss, bradley_terry, process_reward, regression
-from luyen.algorithms.statistic import Average
 from luyen.base.heartbeat import beat
-from luyen.engine.batch import OfflineBatch, PackedBatch
-from luyen.engine.batch_shards import BatchShard
+from luyen.engine.batch import BatchShard, OfflineBatch, PackedBatch
 from luyen.engine.fsdp import dummy_loss, reshard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import (

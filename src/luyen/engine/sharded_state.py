@@ -15,11 +15,18 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from luyen.base.files import read_json
 from luyen.checkpoint.tensors import load_state
-from luyen.engine.fsdp import REPLICATE, export_dtype, export_parameters
+from luyen.engine.fsdp import REPLICATE
 from luyen.engine.optim import ADAMW, MasterOptimizer
 from luyen.engine.tensor_parallel import TENSOR, divided_dimension
-from luyen.models.trained_weights import restore_parameters, trained_parameters
-from luyen.models.weight_digests import block_digest, digest_number, digest_numbers
+from luyen.models.weights import (
+    block_digest,
+    digest_number,
+    digest_numbers,
+    export_dtype,
+    export_parameters,
+    restore_parameters,
+    trained_parameters,
+)
 
 
 def role_state(name: str, module: nn.Module, optimizer: MasterOptimizer) -> dict[str, Any]:
@@ -244,7 +251,7 @@ def _form(dtype: torch.dtype, shape: torch.Size) -> str:
 
 
 def merge_sums(parts: Sequence[ShardSums]) -> dict[str, str]:
-    """The texts of `luyen.models.weight_digests.tensor_digests` for the global tensors.
+    """The texts of `luyen.models.weights.tensor_digests` for the global tensors.
 
     Example:
         >>> merge_sums([{"w": ("float32 [2]", 3)}, {"w": ("float32 [2]", -1)}])

@@ -12,10 +12,9 @@ from typing import Any, Protocol, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from luyen.algorithms.statistic import Average
+from luyen.algorithms.aggregation import Average
 from luyen.base.heartbeat import beat
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard
+from luyen.engine.batch import BatchShard, PackedBatch
 from luyen.engine.fsdp import dummy_loss
 from luyen.engine.optim import MasterOptimizer, OptimizerStep
 

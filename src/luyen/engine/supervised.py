@@ -8,11 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from luyen.algorithms.aggregation import aggregation_weights
-from luyen.algorithms.statistic import Average
+from luyen.algorithms.aggregation import Average, aggregation_weights
 from luyen.algorithms.supervised import supervised_losses
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard
+from luyen.engine.batch import BatchShard, PackedBatch
 from luyen.engine.logprobs import score_shard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import LOSS_WEIGHT, ShardUpdateResult, take_shard_step

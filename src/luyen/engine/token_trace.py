@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
-from luyen.algorithms.ratio import token_ratio
+from luyen.algorithms.policy_losses.inputs import token_ratio
 from luyen.engine.actor import ActorEngine
 from luyen.engine.batch import PackedBatch
 

@@ -15,7 +15,7 @@ from luyen.base.seeds import mix
 
 @final
 class AdapterDropout(nn.Module):
-    """Sets a share of the inputs to 0 in training, and scales the others up.
+    """Sets a share of the inputs to 0 in training, and scales the rest up.
 
     Example:
         >>> layer = AdapterDropout(0.5, place=0).train()

@@ -11,8 +11,9 @@ from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
+from luyen.base.boundary import library_faults
 from luyen.base.errors import UserError, did_you_mean
-from luyen.config.model_folder.check import library_faults, model_faults, refuse, sound
+from luyen.config.model_folder.check import model_faults, refuse, sound
 from luyen.config.model_folder.files import InvalidFile, locate
 from luyen.config.model_folder.weights import (
     TensorFacts,

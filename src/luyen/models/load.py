@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from luyen.base.boundary import library_faults
 from luyen.base.errors import UserError
-from luyen.config.model_folder.check import library_faults
 from luyen.config.schema.model import ModelConfig
 from luyen.models.hf_loading import (
     config_of,

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from luyen.base.boundary import library_faults
 from luyen.base.errors import UserError
 from luyen.base.input_files import expanded
 from luyen.base.seeds import derive_key
 from luyen.config.model_folder.check import (
     ADAPTER_WEIGHTS,
     adapter_faults,
-    library_faults,
     read_adapter_config,
     refuse,
     sound,

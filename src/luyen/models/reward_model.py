@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from luyen.base.boundary import library_faults
 from luyen.base.errors import UserError
-from luyen.config.model_folder.check import library_faults
 from luyen.config.schema.model import ModelConfig
 from luyen.models.attention import AttentionContext
 from luyen.models.batch_invariant_linear import choose_products

@@ -26,7 +26,7 @@ from luyen.models.export import (
 from luyen.models.hf_loading import no_progress_bars
 from luyen.models.lora import adapter_layers
 from luyen.models.reward_model import load_reward_model, merge_adapter
-from luyen.models.trained_weights import restore_parameters
+from luyen.models.weights import restore_parameters
 from luyen.pipeline.policy_loading import find_checkpoint, open_checkpoint, read_config
 from luyen.telemetry.artifacts import Kind
 from luyen.train.builders.setup import load_run_tokenizer

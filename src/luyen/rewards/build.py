@@ -15,8 +15,7 @@ from luyen.config.reward_components import nodes, read_components, read_routes
 from luyen.config.schema.reward import ComponentConfig, RewardConfig
 from luyen.rewards import reward_managers
 from luyen.rewards.cache import FILE, CachedExecutor, ScoreCache
-from luyen.rewards.calls import Executor, FallbackExecutor
-from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.calls import Executor, FallbackExecutor, ScoringCounters
 from luyen.rewards.custom import CustomReward
 from luyen.rewards.leaf import LeafFactory
 from luyen.rewards.llm_judge.judge_reward import JudgeFactory
@@ -394,7 +393,8 @@ class BuiltReward:
         Call it once for each step, with all that was scored in it, wherever the scores came from:
         the values are read from the trees. The next step is normalised by what was counted so far.
         """
-        self._builder.moments.add(values_to_normalise(scored, self._builder.running))
+        if self._builder.running:
+            self._builder.moments.add(values_to_normalise(scored, self._builder.running))
 
     def state(self) -> dict[str, Any]:
         """What a resumed run must know, as JSON can hold it."""

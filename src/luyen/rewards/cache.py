@@ -23,9 +23,7 @@ from typing import Any, cast, final
 import luyen
 from luyen.base.errors import UserError
 from luyen.base.rundir import DamagedRecord
-from luyen.rewards.calls import Executor, ScoreCall
-from luyen.rewards.counters import ScoringCounters
-from luyen.rewards.outcome import ScoreOutcome
+from luyen.rewards.calls import Executor, ScoreCall, ScoreOutcome, ScoringCounters
 from luyen.rewards.rules.all import rule_rewards
 from luyen.telemetry.fingerprints import OURS, source_files
 

@@ -1,4 +1,4 @@
-"""Several reward functions as one: a weighted sum, with every function's own number beside it.
+"""Several reward functions as one: a weighted sum, with the number of every function.
 
 The functions have our signature (`data_source, solution_str, ground_truth, extra_info`) or TRL's
 (`completions, **columns`), in any mixture. The sum has TRL's, so it scores one answer at a time or,

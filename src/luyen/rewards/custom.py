@@ -8,9 +8,16 @@ from typing import Any, cast, final
 from luyen.base.boundary import boundary, own_copy
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score, ToolCall
-from luyen.rewards.calls import FILE_FIELD, Executor, ScoreCall, attempt
-from luyen.rewards.counters import add_time
-from luyen.rewards.outcome import ScoreOutcome, outcome_of, short_repr
+from luyen.rewards.calls import (
+    FILE_FIELD,
+    Executor,
+    ScoreCall,
+    ScoreOutcome,
+    add_time,
+    attempt,
+    outcome_of,
+    short_repr,
+)
 from luyen.rewards.protocol import Group
 from luyen.rewards.tree import ROOT, total
 from luyen.rewards.user_functions import arguments_of, is_trl, load_function, takes, with_messages

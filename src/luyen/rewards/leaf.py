@@ -9,10 +9,8 @@ from typing import Any, final
 from luyen.base.errors import UserError, did_you_mean
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.config.schema.reward import ComponentConfig
-from luyen.rewards.calls import Executor, ScoreCall
-from luyen.rewards.counters import add_time
+from luyen.rewards.calls import Executor, ScoreCall, ScoreOutcome, add_time
 from luyen.rewards.llm_judge.judge_reward import JudgeFactory
-from luyen.rewards.outcome import ScoreOutcome
 from luyen.rewards.protocol import Reward
 from luyen.rewards.rules.all import rule_rewards
 from luyen.rewards.rules.rule import answer_of

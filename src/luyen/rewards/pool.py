@@ -12,8 +12,7 @@ from typing import final
 
 from luyen.base.heartbeat import beat
 from luyen.base.system import limit_data
-from luyen.rewards.calls import ScoreCall, function_of, perform
-from luyen.rewards.outcome import ScoreOutcome
+from luyen.rewards.calls import ScoreCall, ScoreOutcome, function_of, perform
 from luyen.sandbox import pool as processes
 from luyen.sandbox.calls import Call as ProcessCall
 from luyen.sandbox.calls import Reply

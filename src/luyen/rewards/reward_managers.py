@@ -9,9 +9,8 @@ from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
 from luyen.base.registry import Registry
 from luyen.config.schema.reward import RewardConfig
-from luyen.rewards.calls import Executor, InlineExecutor
+from luyen.rewards.calls import Executor, InlineExecutor, plain_score, short_repr
 from luyen.rewards.custom import BatchReward
-from luyen.rewards.outcome import plain_score, short_repr
 from luyen.rewards.pool import ScoringPool
 from luyen.rewards.protocol import Group, Reward, StepReward, StepWide
 from luyen.rewards.rules.length import overlong

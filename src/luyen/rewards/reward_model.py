@@ -14,7 +14,7 @@ from luyen.base.records import Message, Prompt, Rollout, Score, Source
 from luyen.data.formats.records import SteppedRow
 from luyen.data.formats.render import render_steps
 from luyen.data.render import Renderer
-from luyen.rewards.counters import add_time
+from luyen.rewards.calls import add_time
 from luyen.rewards.protocol import Group
 from luyen.telemetry.spans import waiting_for
 

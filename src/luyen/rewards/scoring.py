@@ -8,7 +8,7 @@ from typing import final
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt, Rollout, Score
-from luyen.rewards.counters import measuring
+from luyen.rewards.calls import measuring
 from luyen.rewards.llm_judge.faults import is_outside
 from luyen.rewards.protocol import Group, Reward, StepReward
 from luyen.telemetry.journal import WorkJournal

@@ -10,8 +10,7 @@ from math import inf
 from typing import Any, TypeVar, final
 
 from luyen.base.errors import UserError
-from luyen.base.records import Prompt, Rollout, Score
-from luyen.base.tolerance import reaches
+from luyen.base.records import Prompt, Rollout, Score, reaches
 from luyen.config.reward_components import opens_at, scoring_order
 from luyen.config.schema.reward import ComponentConfig
 from luyen.rewards.protocol import Group, Reward, StepReward

@@ -7,7 +7,7 @@ from luyen.base.boundary import boundary, last_line
 from luyen.base.errors import UserError
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.weights import Fingerprint
 from luyen.rollout.hf_engine import HfEngine
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.native.paged.engine import PagedEngine

@@ -12,7 +12,7 @@ import torch
 from luyen.base.errors import UserError
 from luyen.models.hf_generation import HfForward, can_cache, hf_attention
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.weights import Fingerprint
 from luyen.rollout.native.sampler import sample_tokens, uniforms
 from luyen.rollout.native.sequences import (
     Decode,

@@ -10,7 +10,7 @@ from torch import Tensor
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
 from luyen.base.registry import Registry
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.weights import Fingerprint
 
 Ending: TypeAlias = Literal["stop", "length", "aborted"]
 """Why generation of a sample ended."""

@@ -55,6 +55,18 @@ class PromptRequest:
     """Number of samples."""
 
 
+def prompt_requests(
+    prompts: Sequence[Prompt], *, step: int, first: int, samples: int
+) -> list[PromptRequest]:
+    """One request for each prompt; its `GroupId` is the address that random numbers derive from."""
+    return [
+        PromptRequest(
+            group=GroupId(step=step, draw=first + i, uid=prompt.uid), prompt=prompt, samples=samples
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:

@@ -12,13 +12,17 @@ from luyen.base.errors import UserError
 from luyen.checkpoint.writer import CheckpointWriter
 from luyen.engine.sharded_state import merge_sums
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint, trained_parameters
+from luyen.models.weights import Fingerprint, trained_parameters
 from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.protocol import RemoteEngine, RolloutEngine, Sampling, drop_prefixes
 from luyen.rollout.single_turn import Group, PromptRequest
-from luyen.runtime.futures import LazyRollouts, Publication, RolloutFuture, SharedWeights
-from luyen.runtime.generation import AsyncGeneration, Generation
-from luyen.runtime.roles import RoleMicroBatching, Roles, RolloutRole
+from luyen.runtime.generation import (
+    AsyncGeneration,
+    Generation,
+    LazyRollouts,
+    RolloutFuture,
+)
+from luyen.runtime.roles import Publication, RoleMicroBatching, Roles, RolloutRole
 from luyen.runtime.weight_sync import WeightSync
 from luyen.runtime.weights import (
     GatheredWeights,
@@ -129,6 +133,18 @@ class LocalWorkers(WorkerGroup[W]):
         named: Mapping[str, Any],
     ) -> tuple[Results[R], Gathering]:
         return self._begin(method, arguments, named), self.gather()
+
+
+@final
+class SharedWeights:
+    """The publication of weights that trainer and engine share: there is nothing to send.
+
+    Example:
+        >>> SharedWeights().wait()
+    """
+
+    def wait(self) -> None:
+        """Return at once."""
 
 
 @final

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from luyen.base.seeds import mix
 from luyen.checkpoint.writer import CheckpointWriter
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
-from luyen.engine.fsdp import export_parameters
+from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch
 from luyen.engine.logprobs import FrozenPolicy
 from luyen.engine.sharded_state import merge_sums, shard_sums
 from luyen.engine.step import RowLearner, ShardUpdateResult, UpdateResult, merge_updates
 from luyen.models.lora import adapter_off
+from luyen.models.weights import export_parameters
 from luyen.runtime.monitoring import RoleMonitor, TraceSpec, TraceTarget
 from luyen.runtime.roles import WeightDigests
 from luyen.runtime.training import Learner, RoleLearner

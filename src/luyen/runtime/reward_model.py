@@ -11,8 +11,7 @@ from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.reward import RewardModelConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
-from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.batch_shards import BatchShard, by_tokens
+from luyen.engine.batch import BatchShard, PackedBatch, by_tokens, pack
 from luyen.engine.reward_model import JUDGED, SCORES, score_shard
 from luyen.models.load import choose_threads
 from luyen.models.offload import OffloadedWeights

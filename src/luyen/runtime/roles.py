@@ -14,14 +14,12 @@ from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.objective import Objective
 from luyen.checkpoint.writer import CheckpointWriter
 from luyen.engine.actor import merge_policy_updates, policy_inputs, prepare_update
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard, MicroBatching, join_shards, split_batch
+from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch
 from luyen.engine.sharded_state import merge_sums
 from luyen.engine.step import LOSS_WEIGHT, UpdateResult, merge_updates
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import PromptRequest
-from luyen.runtime.futures import PendingUpdate, Publication, RolloutFuture
-from luyen.runtime.generation import Generation
+from luyen.runtime.generation import Generation, RolloutFuture
 from luyen.runtime.monitoring import RoleMonitor, TraceTarget
 from luyen.runtime.weight_sync import WeightSync
 from luyen.runtime.worker import ModelWorker, TrainWorker, WorkerGroup
@@ -97,6 +95,38 @@ class WeightDigests:
         for group in (self._workers, *self._further):
             found |= merge_sums(group.all(ModelWorker.moment_sums))
         return found
+
+
+# Handles of work that may still be in progress: an update, a publication.
+
+
+@final
+class PendingUpdate:
+    """Handle of an optimizer step that was started.
+
+    Example:
+        >>> PendingUpdate(lambda: None).result() is None  # type: ignore[arg-type]
+        True
+    """
+
+    def __init__(self, collect: Callable[[], UpdateResult]) -> None:
+        """`collect` waits for the workers."""
+        self._collect = collect
+        self._found: UpdateResult | None = None
+
+    def result(self) -> UpdateResult:
+        """What it measured; raises what stopped the first worker."""
+        if self._found is None:
+            self._found = self._collect()
+        return self._found
+
+
+class Publication(Protocol):
+    """Handle of a weight sync from the trainer to the rollout engines."""
+
+    def wait(self) -> None:
+        """Return when every engine has confirmed the weights by digest; may be called twice."""
+        ...
 
 
 class RolloutRole(Protocol):

@@ -18,7 +18,7 @@ from luyen.base.registry import Registry
 from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.schema.actor_rollout_ref import FsdpConfig, OptimConfig
 from luyen.engine.actor import ActorEngine
-from luyen.engine.batch_shards import BatchShard, MicroBatching
+from luyen.engine.batch import BatchShard, MicroBatching
 from luyen.engine.critic import CriticEngine
 from luyen.engine.fsdp import Shardable, join_ranks, shard_as
 from luyen.engine.logprobs import FrozenPolicy

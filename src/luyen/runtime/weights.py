@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
-from luyen.models.trained_weights import Fingerprint
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import Fingerprint, tensor_digests
 from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.protocol import RemoteEngine, RolloutEngine, drop_prefixes
 

@@ -17,7 +17,7 @@ from luyen.base.files import writing
 from luyen.checkpoint.staging import FileWriter
 from luyen.checkpoint.tensors import not_finite, save_state
 from luyen.checkpoint.writer import CheckpointWriter, RankWriter
-from luyen.engine.batch_shards import BatchShard
+from luyen.engine.batch import BatchShard
 from luyen.engine.logprobs import FrozenPolicy
 from luyen.engine.optim import MASTERS, first_moments
 from luyen.engine.sharded_state import shard_sums

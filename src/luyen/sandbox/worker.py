@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from luyen.base.boundary import boundary, last_line
-from luyen.base.signals import reset_signals
+from luyen.base.system import reset_signals
 from luyen.base.user_modules import loaded_module, module_name
 from luyen.sandbox.calls import Call, Reply, within
 from luyen.sandbox.child.resources import kill_process_tree
@@ -45,9 +45,9 @@ def module_of(where: str) -> ModuleType:
     if not where.endswith(".py"):
         return importlib.import_module(where)
     file = Path(where).resolve()
-    held = loaded_module(file)
-    if held is not None:
-        return held
+    loaded = loaded_module(file)
+    if loaded is not None:
+        return loaded
     spec = importlib.util.spec_from_file_location(module_name(file), file)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(f"{where} is no Python file")

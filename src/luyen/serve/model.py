@@ -14,7 +14,7 @@ from luyen.config.schema.actor_rollout_ref import RolloutConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer
 from luyen.models.policy import Policy
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.pipeline.policy_loading import LoadedPolicy, open_checkpoint
 from luyen.rollout.build import tool_parsers
 from luyen.rollout.engines import hf, native

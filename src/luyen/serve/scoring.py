@@ -26,7 +26,7 @@ from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
 from luyen.models.load import choose_threads
 from luyen.models.reward_model import RewardModel, load_reward_model, read_facts
-from luyen.models.trained_weights import restore_parameters
+from luyen.models.weights import restore_parameters
 from luyen.pipeline.policy_loading import device_for, find_checkpoint, read_config
 from luyen.rewards.reward_model import ModelInput
 from luyen.runtime.reward_model import LocalScorer

@@ -15,8 +15,7 @@ from luyen.algorithms.objective import Objective
 from luyen.base.seeds import derive_key
 from luyen.config.schema.actor_rollout_ref import OptimConfig, RolloutConfig
 from luyen.engine.actor import ActorEngine
-from luyen.engine.batch import PackedBatch, flat_tensor, pack
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, PackedBatch, flat_tensor, pack
 from luyen.engine.optim import build_optimizer
 from luyen.models.packed_attention import share_prompts
 from luyen.models.policy import Policy

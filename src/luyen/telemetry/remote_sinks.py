@@ -103,7 +103,7 @@ class WandbSink:
         self._run.log(dict(metrics), step=step)
 
     def rollouts(self, table: RolloutTable) -> None:
-        """Log the table beside the metrics of its step."""
+        """Log the table with the metrics of its step."""
         rows = [list(row) for row in table.rows]
         shown = self._table(columns=list(COLUMNS), data=rows)
         self._run.log({table.name: shown}, step=table.step)
@@ -149,7 +149,7 @@ class MlflowSink:
         self._client.log_table(self._id, table.columns(), place)
 
     def _name(self, metric: str) -> str:
-        """The name in MLflow. In a store of files a slash is a folder, and `time/reward` beside
+        """The name in MLflow. In a store of files a slash is a folder, and `time/reward` next to
         `time/reward/right` would be a file and a folder: there it is a dot."""
         allowed = re.sub(r"[^\w./: -]", "_", metric)
         return allowed.replace("/", ".") if self._is_file_store else allowed

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.advantages import Credit, CreditInputs
+from luyen.algorithms.advantages.grouping import (
+    baseline_bias,
+    estimator_baselines,
+    group_statistics,
+)
+from luyen.algorithms.advantages.inputs import call_estimator
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.correction.correct import rollout_correction
 from luyen.algorithms.distillation import distillation_advantages
-from luyen.algorithms.group_metrics import baseline_bias, estimator_baselines, group_statistics
 from luyen.algorithms.kl import kl_penalty
 from luyen.algorithms.layout import Layout
-from luyen.algorithms.plugins import call_estimator
-from luyen.algorithms.statistic import Average
 from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.schema.algorithm import RolloutCorrectionConfig
 from luyen.engine.batch import PackedBatch

@@ -11,8 +11,8 @@ from luyen.rollout.protocol import rollout_engines
 from luyen.runtime.roles import WeightDigests
 from luyen.train.batch import parity_metrics
 from luyen.train.metrics import StepReport, finish_step
+from luyen.train.rollouts import OrderedScheduler
 from luyen.train.run import OnlineRun, weights_hash
-from luyen.train.schedulers import OrderedScheduler
 from luyen.train.scoring import generate_and_score
 from luyen.train.update import group_advantages, prepare_batch, start_update
 from luyen.train.validation import validate

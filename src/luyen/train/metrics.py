@@ -12,13 +12,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from luyen.algorithms.group_metrics import kl_drift
+from luyen.algorithms.advantages.grouping import kl_drift
 from luyen.algorithms.parity import GapInputs, GapParts, largest_part, part_metrics, split_gap
 from luyen.base.digests import page_with_checksum
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole, writing
-from luyen.base.records import Branch, CallStatus, Rollout, StopReason, ToolCall
-from luyen.base.tolerance import reaches
+from luyen.base.records import Branch, CallStatus, Rollout, StopReason, ToolCall, reaches
 from luyen.data.samplers import AdaptiveSampler
 from luyen.engine.batch import PackedBatch
 from luyen.rewards.metrics import score_metrics

@@ -21,7 +21,7 @@ from luyen.checkpoint.writer import BackgroundTask, CheckpointWriter
 from luyen.config.plan import Placement
 from luyen.config.schema.trainer import TrainerConfig
 from luyen.engine.batch import PackedBatch
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.runtime.offline import OfflineRoles
 from luyen.runtime.roles import Roles, WeightDigests
 from luyen.telemetry.callbacks import RunCallbacks

@@ -13,7 +13,7 @@ from luyen.data.build import TrainData
 from luyen.data.samplers import AdaptiveSampler
 from luyen.rewards.build import BuiltReward
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Group
+from luyen.rollout.single_turn import Group, prompt_requests
 from luyen.runtime.roles import Roles, WeightDigests
 from luyen.telemetry.display import Display
 from luyen.telemetry.journal import WorkJournal
@@ -23,8 +23,7 @@ from luyen.telemetry.spans import span
 from luyen.train.interrupt import STOPPABLE, Interruption
 from luyen.train.monitor import PhaseWatchdog, StepProfiler
 from luyen.train.record import Recorder, RunHistory, run_callbacks
-from luyen.train.rollouts import ParentDigest, RolloutSubmitter, prompt_requests
-from luyen.train.schedulers import build_scheduler
+from luyen.train.rollouts import ParentDigest, RolloutSubmitter, build_scheduler
 from luyen.train.state import (
     LearningRules,
     LoopState,

@@ -9,7 +9,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Rollout, Score
 from luyen.rewards.scoring import ScoredGroup, ScoreJournal
 from luyen.rollout.single_turn import Group
-from luyen.runtime.futures import RolloutFuture
+from luyen.runtime.generation import RolloutFuture
 from luyen.telemetry.progress import PROGRESS
 from luyen.train.rollouts import RolloutHandle
 from luyen.train.run import OnlineRun

@@ -19,8 +19,7 @@ from luyen.engine.batch import PackedBatch
 from luyen.engine.optim import learning_rate
 from luyen.engine.step import UpdateResult
 from luyen.rollout.single_turn import Group
-from luyen.runtime.futures import PendingUpdate
-from luyen.runtime.roles import Roles
+from luyen.runtime.roles import PendingUpdate, Roles
 from luyen.train.advantages import BatchAdvantages, compute_advantages
 from luyen.train.batch import batch_order, compute_logprobs, pack_groups
 from luyen.train.monitor import StepProfiler

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
-from luyen.base.records import Prompt
-from luyen.base.tolerance import reaches
+from luyen.base.records import Prompt, reaches
 from luyen.rewards.scoring import ScoredGroup
 from luyen.telemetry.metrics import metric
 from luyen.telemetry.rollout_tables import VAL_TABLE, rollout_table

@@ -28,12 +28,12 @@ def demand_loopback(host: str) -> None:
 
 
 @final
-class Door:
+class StudioAccess:
     """Checks the headers of a request.
 
     Example:
-        >>> door = Door(port=8000, token="0123456789abcdef")
-        >>> door.is_open({"authorization": "Bearer 0123456789abcdef"}), door.is_open({})
+        >>> access = StudioAccess(port=8000, token="0123456789abcdef")
+        >>> access.has_token({"authorization": "Bearer 0123456789abcdef"}), access.has_token({})
         (True, False)
     """
 
@@ -73,17 +73,17 @@ class Door:
 
     def check_token(self, headers: Mapping[str, str]) -> None:
         """A refusal without the token."""
-        if not self.is_open(headers):
+        if not self.has_token(headers):
             fix = "open the address that the terminal of `luyen studio` shows"
             raise Refusal(401, "the token is missing or wrong", field="token", fix=fix)
 
-    def is_open(self, headers: Mapping[str, str]) -> bool:
+    def has_token(self, headers: Mapping[str, str]) -> bool:
         """Whether the request carries the token, in the cookie or as a bearer."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.has(bearer.strip()):
             return True
         # Browsers send the cookies of every server of this host, whatever its port, and some of
-        # those are not written as the standard library demands: the others are not looked at.
+        # those are not written as the standard library demands: the rest is not looked at.
         pairs = (pair.partition("=") for pair in headers.get("cookie", "").split(";"))
         return any(
             name.strip() == self.cookie and self.has(value.strip()) for name, _, value in pairs

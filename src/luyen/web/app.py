@@ -28,7 +28,7 @@ from luyen.studio.actions.routes import ActingRoutes, MessageRequest
 from luyen.studio.screens.folder import Refusal
 from luyen.studio.screens.live import json_bytes
 from luyen.studio.screens.state import Studio, StudioOptions
-from luyen.web.access import Door, no_build_page, no_token_page, small_page
+from luyen.web.access import StudioAccess, no_build_page, no_token_page, small_page
 from luyen.web.reading_routes import ReadingRoutes, event_stream
 
 BASE = "/api/v1"
@@ -66,9 +66,9 @@ class JsonReply(Response):
 class AccessCheck:
     """Checks every request before a route sees it, and adds the headers of every reply."""
 
-    def __init__(self, app: AsgiApp, door: Door) -> None:
+    def __init__(self, app: AsgiApp, access: StudioAccess) -> None:
         self._app = app
-        self._door = door
+        self._access = access
 
     async def __call__(
         self,
@@ -96,22 +96,22 @@ class AccessCheck:
                 reply = HTMLResponse(no_token_page(), status_code=401)
             await reply(scope, receive, with_headers)
             return
-        token = self._door.given_in(scope["query_string"].decode("latin-1"))
+        token = self._access.given_in(scope["query_string"].decode("latin-1"))
         if scope["path"] == "/" and token is not None:
             reply = Response(status_code=303, headers={"Location": "/"})
-            reply.headers["Set-Cookie"] = self._door.set_cookie()
+            reply.headers["Set-Cookie"] = self._access.set_cookie()
             reply.headers["Cache-Control"] = "no-store"
             await reply(scope, receive, with_headers)
             return
         await self._app(scope, receive, with_headers)
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        self._door.check_host(headers)
-        if scope["path"] == "/" and self._door.given_in(scope["query_string"].decode("latin-1")):
+        self._access.check_host(headers)
+        if scope["path"] == "/" and self._access.given_in(scope["query_string"].decode("latin-1")):
             return
-        self._door.check_token(headers)
+        self._access.check_token(headers)
         if scope["method"] not in ("GET", "HEAD"):
-            self._door.check_change(headers)
+            self._access.check_change(headers)
             # A body in chunks says no length.
             length = headers.get("content-length", "?" if "transfer-encoding" in headers else "0")
             if not length.isdigit() or int(length) > _MOST_BODY:
@@ -131,9 +131,9 @@ def run_studio(
         fix = "give the folder that trainer.default_local_dir names"
         raise UserError("FOLDER", str(options.folder), "no such folder", fix)
     opened = open_socket(Access(host=host, port=port))
-    door = Door(port=opened.getsockname()[1])
-    address = door.url(url_of(opened))
-    app = build_app(Studio(options), door)
+    access = StudioAccess(port=opened.getsockname()[1])
+    address = access.url(url_of(opened))
+    app = build_app(Studio(options), access)
 
     def ready() -> None:
         announce(address)
@@ -141,7 +141,7 @@ def run_studio(
     return serve(app, opened, drain_s=1, ready=ready)
 
 
-def build_app(studio: Studio, door: Door) -> FastAPI:
+def build_app(studio: Studio, access: StudioAccess) -> FastAPI:
     """The application."""
     ended = threading.Event()
     acting = None if studio.options.is_read_only else _acting(studio)
@@ -166,7 +166,7 @@ def build_app(studio: Studio, door: Door) -> FastAPI:
         default_response_class=JsonReply,
         lifespan=lifespan,
     )
-    app.add_middleware(AccessCheck, door=door)  # pyright: ignore[reportArgumentType]
+    app.add_middleware(AccessCheck, access=access)  # pyright: ignore[reportArgumentType]
     _add(app, "GET", routes.table())
     _add(app, "POST", {"/check": routes.check})
     if acting is not None:

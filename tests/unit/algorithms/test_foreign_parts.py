@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from luyen.algorithms.advantages import Credit, CreditInputs, adv_estimators
+from luyen.algorithms.advantages.inputs import call_estimator
 from luyen.algorithms.layout import Layout
-from luyen.algorithms.plugins import call_estimator, call_policy_loss
 from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
+from luyen.algorithms.policy_losses.inputs import call_policy_loss
 from luyen.base.errors import UserError
 
 NAME = "of_a_plugin"

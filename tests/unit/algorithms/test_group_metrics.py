@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.advantages import adv_estimators
-from luyen.algorithms.group_metrics import (
+from luyen.algorithms.advantages.grouping import (
     BaselineBias,
     KlDrift,
     baseline_bias,

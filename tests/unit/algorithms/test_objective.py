@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from luyen.algorithms import objective, plugins
+from luyen.algorithms import objective
 from luyen.algorithms.objective import Objective, default_aggregation, loss_hyperparameters
 from luyen.algorithms.policy_losses import PolicyInputs, TokenLoss, policy_losses
+from luyen.algorithms.policy_losses import inputs as policy_inputs
 from luyen.algorithms.policy_losses.inputs import PolicyLoss
 from luyen.base.errors import UserError
 from luyen.base.registry import Registry
@@ -103,7 +104,7 @@ def test_a_plugin_declares_its_aggregation_as_a_fact(monkeypatch: pytest.MonkeyP
     fresh: Registry[PolicyLoss] = Registry("policy loss", "loss_mode")
     fresh.register("summed", aggregation="token-sum")(plugin)
     fresh.register("plain")(plugin)
-    for module in (objective, plugins):
+    for module in (objective, policy_inputs):
         monkeypatch.setattr(module, "policy_losses", fresh)
     assert Objective(loss="summed").mode == "token-sum"
     assert Objective(loss="plain").mode == "token-mean"

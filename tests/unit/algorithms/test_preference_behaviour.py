@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.preference import (
     PairInputs,
@@ -22,7 +23,6 @@ from luyen.algorithms.preference.step import (
     step_mean,
     token_weights,
 )
-from luyen.algorithms.statistic import Average
 from luyen.config.catalog import PREFERENCE_LOSSES
 from tests.architecture.registered import knobs_of, ours
 from tests.unit.algorithms.preference_steps import (

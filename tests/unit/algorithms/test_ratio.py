@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from luyen.algorithms.ratio import (
+from luyen.algorithms.policy_losses.inputs import (
     geometric_mean,
     sequence_log_weight,
     sequence_ratio,

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from luyen.algorithms.aggregation import BINS, Calibration
 from luyen.algorithms.preference.step import step_mean
 from luyen.algorithms.reward_losses import bradley_terry, process_reward, regression
-from luyen.algorithms.statistic import BINS, Calibration
 from luyen.base.errors import UserError
 
 LOG2 = math.log(2.0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.base.tolerance import lowest, reaches
+from luyen.base.records import lowest, reaches
 
 
 @pytest.mark.parametrize(

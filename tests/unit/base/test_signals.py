@@ -20,7 +20,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 """
 SETTLED = """
 import json, signal, subprocess, sys
-from luyen.base.signals import reset_signals
+from luyen.base.system import reset_signals
 reset_signals()
 failed = subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode
 print(json.dumps([failed, sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))]))

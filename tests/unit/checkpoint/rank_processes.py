@@ -14,7 +14,7 @@ from luyen.checkpoint import staging
 from luyen.checkpoint.shards import write_shard
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.actor import ActorEngine, prepare_update
-from luyen.engine.batch_shards import MicroBatching, split_batch
+from luyen.engine.batch import MicroBatching, split_batch
 from luyen.engine.fsdp import join_ranks, shard
 from luyen.engine.optim import MasterOptimizer
 from luyen.runtime.worker import TrainWorker

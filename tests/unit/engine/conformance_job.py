@@ -13,8 +13,7 @@ from luyen.checkpoint.tensors import save_state
 from luyen.config.schema.actor_rollout_ref import FsdpConfig, OptimConfig
 from luyen.config.schema.model import ModelConfig
 from luyen.engine.actor import merge_policy_updates, prepare_update
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import MicroBatching, join_shards, split_batch
+from luyen.engine.batch import MicroBatching, PackedBatch, join_shards, split_batch
 from luyen.engine.fsdp import leave_ranks
 from luyen.engine.sharded_state import merge_sums
 from luyen.engine.step import merge_updates

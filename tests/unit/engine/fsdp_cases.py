@@ -7,8 +7,7 @@ import torch
 from luyen.algorithms.objective import Objective
 from luyen.algorithms.policy_losses import policy_losses
 from luyen.config.schema.actor_rollout_ref import OptimConfig
-from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, PackedBatch, pack
 
 STEPS, FEW = 20, 6
 OPTIM = OptimConfig(lr=1e-3, clip_grad=0.5, weight_decay=0.01)

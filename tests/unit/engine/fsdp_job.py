@@ -15,8 +15,7 @@ from luyen.algorithms.objective import Objective
 from luyen.checkpoint.tensors import save_state
 from luyen.config.schema.model import ModelConfig
 from luyen.engine.actor import ActorEngine, merge_policy_updates, policy_inputs, prepare_update
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import BatchShard, join_shards, split_batch
+from luyen.engine.batch import BatchShard, PackedBatch, join_shards, split_batch
 from luyen.engine.critic import CriticEngine
 from luyen.engine.fsdp import join_ranks, leave_ranks, mesh_shape, shard
 from luyen.engine.logprobs import score_shard

@@ -4,8 +4,7 @@ import torch
 
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.actor import ActorEngine
-from luyen.engine.batch import PackedBatch, pack
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, PackedBatch, pack
 from luyen.engine.critic import CriticEngine
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import RowLearner

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luyen.base.errors import UserError
-from luyen.engine.batch import pack
-from luyen.engine.batch_shards import MicroBatching, by_count, by_tokens
+from luyen.engine.batch import MicroBatching, by_count, by_tokens, pack
 
 SEQUENCES = [[10, 11, 12], [20, 21], [30], [40, 41, 42, 43]]
 MASKS = [[0, 1, 1], [0, 1], [0], [0, 0, 1, 1]]

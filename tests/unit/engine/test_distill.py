@@ -16,8 +16,7 @@ from luyen.algorithms.distillation import (
     row_divergences,
 )
 from luyen.algorithms.layout import Layout
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, PackedBatch
 from luyen.engine.distill import DIVERGENCE, DistillEngine, DistillObjective
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import UpdateResult

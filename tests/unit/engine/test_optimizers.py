@@ -15,7 +15,7 @@ from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.config.schema.model import ModelConfig
 from luyen.engine.optim import MasterOptimizer, build_optimizer
 from luyen.models.lora import add_adapter
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.runtime.worker import split_learned_state
 from tests.tiny_models import tiny_net
 

@@ -8,8 +8,7 @@ import torch
 from luyen.algorithms.preference.inputs import PairInputs, UnpairedInputs
 from luyen.algorithms.preference.step import PreferenceObjective, sequence_sums, step_mean
 from luyen.config.catalog import PREFERENCE_LOSSES
-from luyen.engine.batch import OfflineBatch, PackedBatch, pack
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, OfflineBatch, PackedBatch, pack
 from luyen.engine.logprobs import score
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.preference import DESIRABLE, MISMATCHED, PreferenceTrainer

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.config.schema.actor_rollout_ref import OptimConfig
-from luyen.engine.batch import OfflineBatch, pack
-from luyen.engine.batch_shards import MicroBatching, split_batch
+from luyen.engine.batch import MicroBatching, OfflineBatch, pack, split_batch
 from luyen.engine.optim import MasterOptimizer, OptimizerStep
 from luyen.engine.reward_model import (
     JUDGED,

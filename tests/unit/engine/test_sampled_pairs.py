@@ -8,8 +8,7 @@ from torch.nn.functional import logsigmoid
 from luyen.algorithms.advantages import CreditInputs, adv_estimators
 from luyen.algorithms.objective import Objective
 from luyen.engine.actor import score
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, PackedBatch
 from luyen.models.policy import Policy
 from tests.tiny_models import tiny_policy
 from tests.unit.engine.steps import PASSES, actor, recorded

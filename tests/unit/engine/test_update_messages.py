@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from luyen.algorithms.statistic import Average
+from luyen.algorithms.aggregation import Average
 from luyen.engine.optim import OptimizerStep
 from luyen.engine.step import ShardUpdateResult
 

@@ -5,8 +5,7 @@ import torch
 
 from luyen.algorithms.objective import Objective
 from luyen.engine.actor import gap_metrics, score
-from luyen.engine.batch import pack
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, pack
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.supervised import SupervisedEngine, TokenAggregation
 from tests.tiny_models import tiny_policy

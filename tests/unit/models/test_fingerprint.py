@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from luyen.models import trained_weights
-from luyen.models.trained_weights import Fingerprint, trained_parameters
-from luyen.models.weight_digests import tensor_digests
+from luyen.models import weights as model_weights
+from luyen.models.weights import Fingerprint, tensor_digests, trained_parameters
 
 
 def test_the_same_memory_is_never_digested(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
     monkeypatch.setattr(
-        trained_weights, "tensor_digests", lambda t: seen.append(len(t)) or tensor_digests(t)
+        model_weights, "tensor_digests", lambda t: seen.append(len(t)) or tensor_digests(t)
     )
     net = nn.Linear(3, 2)
     assert Fingerprint.of(net).first_difference(Fingerprint.of(net)) is None

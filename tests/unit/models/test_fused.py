@@ -14,7 +14,7 @@ from luyen.models.fused.ops import gated, reference_gated
 from luyen.models.fused.packed_linear import pack_linear
 from luyen.models.fused.patch import FusedReport, fuse_layers
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import restore_parameters, trained_parameters
+from luyen.models.weights import restore_parameters, trained_parameters
 from tests.tiny_models import VOCABULARY, tiny_net
 
 LENGTHS = [7, 19, 12]

@@ -23,8 +23,7 @@ from luyen.config.model_memory import trainable
 from luyen.config.optimizer_memory import adapter_tensors
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.config.schema.model import ModelConfig
-from luyen.engine.batch import pack
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, pack
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.supervised import SupervisedEngine, TokenAggregation
 from luyen.models.adapter_dropout import AdapterDropout, dropout_layers

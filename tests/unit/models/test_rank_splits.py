@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from luyen.models.head import Head, TokenScores, score
 from luyen.models.rank_splits import score_split
-from luyen.models.weight_digests import block_digest, digest_number
+from luyen.models.weights import block_digest, digest_number
 
 
 @dataclass

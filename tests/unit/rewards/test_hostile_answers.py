@@ -10,9 +10,13 @@ import pytest
 
 from luyen.base.records import Prompt
 from luyen.rewards.build import build_reward
-from luyen.rewards.calls import FallbackExecutor, InlineExecutor, ScoreCall
-from luyen.rewards.counters import ScoringCounters
-from luyen.rewards.outcome import ScoreOutcome
+from luyen.rewards.calls import (
+    FallbackExecutor,
+    InlineExecutor,
+    ScoreCall,
+    ScoreOutcome,
+    ScoringCounters,
+)
 from luyen.rewards.rules.all import rule_rewards
 from luyen.rewards.rules.ifeval import CHECKS
 from tests.unit.rewards.builders import answer, config, group, prompt

@@ -6,8 +6,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from luyen.rewards.calls import ScoreCall
-from luyen.rewards.outcome import ScoreOutcome
+from luyen.rewards.calls import ScoreCall, ScoreOutcome
 from luyen.rewards.pool import ScoringPool
 from luyen.rewards.rules.rule import rule_rewards
 from tests.optional import needs

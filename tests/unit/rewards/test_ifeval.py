@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.ifeval import CHECKS, check_of, ifeval, sentences, variants
+from luyen.rewards.rules.rule import Unscorable
 from tests.unit.rewards.builders import answer, prompt
 
 CASES = {

@@ -12,8 +12,7 @@ from luyen.base.errors import UserError
 from luyen.base.records import Score
 from luyen.config.schema.reward import JudgeConfig
 from luyen.rewards.cache import ScoreCache
-from luyen.rewards.calls import InlineExecutor
-from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.calls import InlineExecutor, ScoringCounters
 from luyen.rewards.llm_judge import judge_reward
 from luyen.rewards.llm_judge.judge_reward import JudgeFactory
 from luyen.rewards.pool import ScoringPool

@@ -12,8 +12,7 @@ from luyen.base import api_endpoint
 from luyen.base.http import Response
 from luyen.base.records import Score
 from luyen.config.schema.reward import JudgeConfig
-from luyen.rewards.calls import InlineExecutor
-from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.calls import InlineExecutor, ScoringCounters
 from luyen.rewards.llm_judge.judge_reward import JudgeFactory
 from tests.unit.rewards.builders import prompt, rollout
 

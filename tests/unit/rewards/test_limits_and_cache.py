@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from luyen.base.errors import UserError
 from luyen.base.rundir import DamagedRecord
 from luyen.rewards.cache import CachedExecutor, ScoreCache, content_hash
-from luyen.rewards.calls import ScoreCall
-from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.calls import ScoreCall, ScoreOutcome, ScoringCounters
 from luyen.rewards.llm_judge.judge_reward import ConcurrencyLimit, RateLimit, wait_before
-from luyen.rewards.outcome import ScoreOutcome
 from luyen.rewards.rules.rule import rule_rewards
 from tests.unit.rewards.builders import answer, prompt
 
@@ -136,7 +134,7 @@ def test_what_a_killed_process_kept_is_there(tmp_path):
     code = f"""
 import os, pathlib
 from luyen.rewards.cache import ScoreCache
-from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.calls import ScoringCounters
 cache = ScoreCache(pathlib.Path({str(path)!r}), counts=ScoringCounters())
 cache.keep("a", {{"value": 0.5}})
 os.kill(os.getpid(), 9)

@@ -4,9 +4,9 @@ from decimal import Decimal
 
 import pytest
 
-from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.answers import gsm8k, last_number, numeric
 from luyen.rewards.rules.length import length, overlong
+from luyen.rewards.rules.rule import Unscorable
 from tests.unit.rewards.builders import answer, prompt
 
 

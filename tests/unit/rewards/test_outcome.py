@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from luyen.base.boundary import boundary
-from luyen.rewards.outcome import Unscorable, fault_of, outcome_of
+from luyen.rewards.calls import fault_of, outcome_of
+from luyen.rewards.rules.rule import Unscorable
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from time import perf_counter
 import pytest
 
 from luyen.rewards.build import build_reward
-from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.answers import math_equal, reasoning_gym, task_of
+from luyen.rewards.rules.rule import Unscorable
 from tests.optional import needs
 from tests.unit.rewards.builders import answer, config, group, prompt, scores
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luyen.base.records import Branch, Source
-from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.length import cosine, repetition
+from luyen.rewards.rules.rule import Unscorable
 from tests.unit.rewards.builders import answer, config, prompt, rollout, scores
 
 

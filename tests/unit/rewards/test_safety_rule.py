@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from luyen.rewards.outcome import Unscorable
+from luyen.rewards.rules.rule import Unscorable
 from tests.unit.rewards.builders import config, prompt, scored
 from tests.unit.rewards.conversations import call, conversation, judged
 

@@ -3,10 +3,10 @@
 import pytest
 
 from luyen.rewards.build import build_reward
-from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.code import code
 from luyen.rewards.rules.code import tests_of as read_tests
 from luyen.rewards.rules.format import json_schema
+from luyen.rewards.rules.rule import Unscorable
 from tests.unit.rewards.builders import answer, config, group, prompt
 
 PERSON = {

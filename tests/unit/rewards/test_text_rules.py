@@ -2,9 +2,9 @@
 
 import pytest
 
-from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules.answers import choice, exact
 from luyen.rewards.rules.format import json_valid, regex
+from luyen.rewards.rules.rule import Unscorable
 from tests.unit.rewards.builders import answer, prompt
 
 

@@ -7,8 +7,8 @@ import yaml
 
 from luyen.base.errors import UserError
 from luyen.base.records import Score
+from luyen.rewards.calls import outcome_of
 from luyen.rewards.metrics import score_metrics
-from luyen.rewards.outcome import outcome_of
 from luyen.rewards.rules.all import rule_rewards
 from luyen.rewards.user_functions import load_module
 from luyen.telemetry.metrics import CATALOG

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luyen.base.records import CallStatus, ToolCall
-from luyen.rewards.outcome import Unscorable
+from luyen.rewards.rules.rule import Unscorable
 from tests.unit.rewards.conversations import call, conversation, judged
 
 MIXED = (

@@ -3,8 +3,7 @@
 from typing import Any
 
 from luyen.base.records import Prompt, Score
-from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.rule import Answer, rule_rewards
+from luyen.rewards.rules.rule import Answer, Unscorable, rule_rewards
 
 SEEN: list[tuple[int, str]] = []
 

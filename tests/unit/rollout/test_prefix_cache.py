@@ -10,7 +10,7 @@ import torch
 
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import restore_parameters, trained_parameters
+from luyen.models.weights import restore_parameters, trained_parameters
 from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.native import prefix_cache
 from luyen.rollout.protocol import CacheStats, Completion, PrefixCaching, Request, generate

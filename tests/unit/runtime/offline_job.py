@@ -13,8 +13,7 @@ from luyen.algorithms.preference.step import PreferenceObjective
 from luyen.checkpoint.tensors import save_state
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.config.schema.model import ModelConfig
-from luyen.engine.batch import OfflineBatch, PackedBatch
-from luyen.engine.batch_shards import MicroBatching, join_shards, split_batch
+from luyen.engine.batch import MicroBatching, OfflineBatch, PackedBatch, join_shards, split_batch
 from luyen.engine.distill import DistillEngine, DistillObjective
 from luyen.engine.fsdp import join_ranks, leave_ranks, shard
 from luyen.engine.logprobs import FrozenPolicy

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from luyen.rewards.outcome import Unscorable
 from luyen.rewards.rules import code as rule
+from luyen.rewards.rules.rule import Unscorable
 from luyen.sandbox.launch import Limits, SandboxFault
 from luyen.sandbox.verify import Case, Verdict, verify
 from tests.unit.rewards.builders import answer, config, prompt, scores

@@ -10,8 +10,7 @@ from luyen.algorithms.objective import Objective
 from luyen.base.records import Branch, Rollout, Score, Source
 from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.schema.algorithm import RolloutCorrectionConfig
-from luyen.engine.batch import PackedBatch
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching, PackedBatch
 from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
 from luyen.train.advantages import AdvantageConfig, BatchAdvantages, compute_advantages
 from luyen.train.batch import pack_groups

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from luyen.data.samplers import AdaptiveSampler
-from luyen.runtime.futures import LazyRollouts
+from luyen.runtime.generation import LazyRollouts
 from luyen.train.loop import confirm_prefetch, prefetch_next_step
-from luyen.train.rollouts import BatchSlot, RolloutHandle
+from luyen.train.rollouts import BatchSlot, OrderedScheduler, RolloutHandle
 from luyen.train.run import weights_hash
-from luyen.train.schedulers import OrderedScheduler
 
 
 class Held:

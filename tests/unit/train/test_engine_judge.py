@@ -9,8 +9,7 @@ from luyen.config.schema.reward import JudgeConfig
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.random_policy import random_policy
-from luyen.rewards.calls import InlineExecutor
-from luyen.rewards.counters import ScoringCounters
+from luyen.rewards.calls import InlineExecutor, ScoringCounters
 from luyen.rewards.llm_judge.judge_reward import JudgeFactory
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.protocol import Sampling

@@ -12,7 +12,7 @@ from luyen.config.check import check
 from luyen.config.schema.model import ModelConfig
 from luyen.data.tokenizer import load_tokenizer
 from luyen.models.reward_model import load_reward_model
-from luyen.models.trained_weights import trained_parameters
+from luyen.models.weights import trained_parameters
 from luyen.pipeline.export import export_checkpoint, pad_token
 from luyen.telemetry.artifact_registry import ArtifactRegistry
 from luyen.train.start import run_training

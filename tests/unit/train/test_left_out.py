@@ -12,8 +12,7 @@ from luyen.rollout.multi_turn import Conversations, FaultPolicy
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.tools.python_tools import tool
 from luyen.rollout.tools.registry import ToolRegistry
-from luyen.runtime.futures import ReadyRollouts
-from luyen.runtime.generation import Generation
+from luyen.runtime.generation import Generation, ReadyRollouts
 from luyen.train.metrics import StepReport
 from luyen.train.scoring import ScoredRollouts, _greedy_rewards, _valid_groups
 from tests.talk import KEEP, TOKENIZER, ScriptedEngine, call, draws, setting

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from luyen.serve.server import Access, open_socket, uvicorn_server
 from luyen.studio.screens.state import Studio, StudioOptions
-from luyen.web.access import Door
+from luyen.web.access import StudioAccess
 from luyen.web.app import build_app
 
 
@@ -35,7 +35,7 @@ class Client(NamedTuple):
     """Sends requests with the token, unless other headers are given."""
 
     port: int
-    door: Door
+    access: StudioAccess
     studio: Studio
 
     def ask(
@@ -47,7 +47,7 @@ class Client(NamedTuple):
         body: bytes | None = None,
         is_known: bool = True,
     ) -> Reply:
-        sent = {"Authorization": f"Bearer {self.door.token}"} if is_known else {}
+        sent = {"Authorization": f"Bearer {self.access.token}"} if is_known else {}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             connection.request(method, path, body=body, headers={**sent, **(headers or {})})
@@ -77,9 +77,9 @@ def serving(folder: Path, **options: Any) -> Iterator[Client]:
     """A studio over a folder."""
     opened = open_socket(Access(host="127.0.0.1", port=0))
     port = opened.getsockname()[1]
-    door = Door(port=port)
+    access = StudioAccess(port=port)
     studio = Studio(StudioOptions(folder=folder, **options))
-    server = uvicorn_server(build_app(studio, door), drain_s=1)
+    server = uvicorn_server(build_app(studio, access), drain_s=1)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
     thread.start()
     end = time.monotonic() + 30
@@ -87,7 +87,7 @@ def serving(folder: Path, **options: Any) -> Iterator[Client]:
         time.sleep(0.01)
     assert server.started
     try:
-        yield Client(port, door, studio)
+        yield Client(port, access, studio)
     finally:
         server.should_exit = True
         thread.join(30)

@@ -20,7 +20,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def test_the_token_in_the_address_becomes_a_cookie(client: Client):
-    reply = client.ask(f"/?token={client.door.token}", is_known=False)
+    reply = client.ask(f"/?token={client.access.token}", is_known=False)
     assert (reply.status, reply.headers["location"]) == (303, "/")
     cookie = reply.headers["set-cookie"]
     assert "HttpOnly" in cookie
@@ -39,7 +39,7 @@ def test_without_the_token_the_page_says_where_it_is_and_no_data_is_given(client
         reply = client.ask(path, is_known=False)
         assert reply.status == 401, path
         assert reply.json["error"]["field"] == "token"
-    wrong = {"Authorization": "Bearer " + "x" * 32, "Cookie": f"{client.door.cookie}=x"}
+    wrong = {"Authorization": "Bearer " + "x" * 32, "Cookie": f"{client.access.cookie}=x"}
     assert client.ask("/api/v1/runs", is_known=False, headers=wrong).status == 401
     assert client.ask("/?token=wrong", is_known=False).status == 401
 
@@ -139,7 +139,10 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path):
 
 def test_a_browser_that_has_the_page_gets_it_once(client: Client):
     first = client.ask("/studio.js")
-    known = {"Authorization": f"Bearer {client.door.token}", "If-None-Match": first.headers["etag"]}
+    known = {
+        "Authorization": f"Bearer {client.access.token}",
+        "If-None-Match": first.headers["etag"],
+    }
     again = client.ask("/studio.js", headers=known)
     assert (first.status, again.status) == (200, 304)
     assert len(first.body) > 100_000

@@ -58,7 +58,7 @@ def request(
     method: str = "POST",
     is_known: bool = True,
 ) -> bytes:
-    known = [f"Authorization: Bearer {studio.door.token}"] if is_known else []
+    known = [f"Authorization: Bearer {studio.access.token}"] if is_known else []
     first = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{studio.port}"]
     return "\r\n".join([*first, *known, *headers, "", ""]).encode("latin-1") + body
 
@@ -128,10 +128,10 @@ def test_no_spelling_of_a_path_passes_without_the_token(studio: Client, path: st
     "spelling", ["Bearer", "Bearer ", "Basic TOKEN", "Bearer TOKENx", "TOKEN", "Bearer TOKEN TOKEN"]
 )
 def test_nothing_near_the_token_is_the_token(studio: Client, spelling: str):
-    value = spelling.replace("TOKEN", studio.door.token)
+    value = spelling.replace("TOKEN", studio.access.token)
     reply = studio.ask("/api/v1/runs", headers={"Authorization": value}, is_known=False)
     assert reply.status == 401
-    assert studio.door.token not in reply.body.decode()
+    assert studio.access.token not in reply.body.decode()
 
 
 def test_a_method_in_a_header_is_no_method(studio: Client):
@@ -195,7 +195,7 @@ def test_pages_and_errors_show_no_token_and_no_file(studio: Client):
     ]
     for page in pages:
         text = page.body.decode()
-        assert studio.door.token not in text
+        assert studio.access.token not in text
         assert "site-packages" not in text
         assert "set-cookie" not in page.headers
 

@@ -119,7 +119,7 @@ def test_a_body_without_a_length_is_refused_before_it_is_read(tmp_path: Path):
     with serving(tmp_path) as client:
         connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
         headers = {
-            "Authorization": f"Bearer {client.door.token}",
+            "Authorization": f"Bearer {client.access.token}",
             "Content-Type": "application/json",
             "X-Luyen-Studio": "1",
         }
@@ -132,7 +132,7 @@ def test_a_body_without_a_length_is_refused_before_it_is_read(tmp_path: Path):
 @pytest.mark.parametrize("other", ['a b=[1]; "', 'x={"a": 1}; ', "=;;", "luyen_studio_PORT=old; "])
 def test_cookies_of_other_servers_of_the_host_do_not_hide_ours(tmp_path: Path, other: str):
     with serving(tmp_path) as client:
-        own = f"{client.door.cookie}={client.door.token}"
+        own = f"{client.access.cookie}={client.access.token}"
         sent = f"{other.replace('PORT', str(client.port))}; {own}"
         reply = client.ask("/api/v1/session", is_known=False, headers={"Cookie": sent})
         assert reply.status == 200

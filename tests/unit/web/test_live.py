@@ -29,7 +29,7 @@ def begin(root: Path, name: str = "a") -> RunDirectory:
 @contextmanager
 def opened(client: Client, path: str) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=30)
-    headers = {"Authorization": f"Bearer {client.door.token}"}
+    headers = {"Authorization": f"Bearer {client.access.token}"}
     connection.request("GET", f"/api/v1{path}", headers=headers)
     with connection.getresponse() as reply:
         assert reply.status == 200

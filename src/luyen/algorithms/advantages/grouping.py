@@ -1,9 +1,11 @@
-"""Statistics over groups and over the batch: sizes, means, deviations, runners-up, whitening.
+"""Groups of a batch: sizes, means, deviations, whitening, and metrics of groups and baselines.
 
 Every sequence counts as a sibling, one without trainable tokens too: that its tokens were rejected
 does not unmake its outcome.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -11,7 +13,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from luyen.algorithms.advantages.inputs import CreditInputs, greedy_rewards, outcomes
+from luyen.algorithms.checks import require_finite, require_same_shape
 from luyen.algorithms.layout import sum_by_index
+from luyen.base.errors import UserError, did_you_mean
+from luyen.base.records import lowest
+from luyen.config.catalog import ADV_ESTIMATORS
 
 
 @final
@@ -119,3 +126,155 @@ def whiten(x: Float[Tensor, " tok"], takes_part: Bool[Tensor, " tok"]) -> Float[
         centred = torch.where(takes_part, centred - mean, 0.0)
     variance = centred.square().sum() / (count - 1).clamp(min=1)
     return centred * torch.rsqrt(variance + VARIANCE_FLOOR)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatistics:
+    """Spread and size of the groups of one batch.
+
+    Example:
+        >>> import torch
+        >>> group_statistics(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([4, 4, 5])).mean_group_size
+        1.5
+    """
+
+    within_group_variance: float | None
+    """Mean of the sample variance (n - 1 below) of groups of two or more; None without any."""
+    zero_std_fraction: float | None
+    """Share of groups of two or more whose rewards are all equal; None without any."""
+    mean_group_size: float
+    """Sequences per group."""
+    singleton_fraction: float
+    """Share of groups with one sequence."""
+    solve_all_fraction: float
+    """Share of groups in which every reward reaches `solved_at`."""
+    solve_none_fraction: float
+    """Share of groups in which no reward reaches it."""
+
+
+def group_statistics(
+    rewards: Float[Tensor, " seq"], groups: Int[Tensor, " seq"], *, solved_at: float = 1.0
+) -> GroupStatistics:
+    """How much the samples of a prompt differ; a reward of `solved_at` or more counts as solved."""
+    require_rewards(rewards, groups)
+    grouping = Grouping.of(groups)
+    compared = grouping.sizes > 1
+    any_compared = bool(compared.any())
+    squares = grouping.sum(centred(rewards, grouping).square().double())
+    variance = (squares / (grouping.sizes - 1).clamp(min=1))[compared]
+    equal = grouping.max(rewards) == -grouping.max(-rewards)
+    solved = grouping.sum((rewards >= lowest(solved_at)).double())
+    return GroupStatistics(
+        within_group_variance=float(variance.mean()) if any_compared else None,
+        zero_std_fraction=float(equal[compared].double().mean()) if any_compared else None,
+        mean_group_size=float(grouping.sizes.double().mean()),
+        singleton_fraction=float((~compared).double().mean()),
+        solve_all_fraction=float((solved == grouping.sizes).double().mean()),
+        solve_none_fraction=float((solved == 0).double().mean()),
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineBias:
+    """How a baseline differs from the mean reward of a sample's siblings.
+
+    Example:
+        >>> BaselineBias(signed=0.0, absolute=0.25).absolute
+        0.25
+    """
+
+    signed: float | None
+    """Mean of baseline - siblings' mean; None if no sample has siblings."""
+    absolute: float | None
+    """Mean of its absolute value: the group mean's signed bias cancels inside each group."""
+
+
+def baseline_bias(
+    baselines: Float[Tensor, " seq"], rewards: Float[Tensor, " seq"], groups: Int[Tensor, " seq"]
+) -> BaselineBias:
+    """Bias of a baseline over the samples that have siblings; 0 for leave-one-out by construction.
+
+    A sample's own reward inside its baseline makes it depend on the action it evaluates; the
+    siblings' mean does not.
+    """
+    require_rewards(rewards, groups)
+    require_same_shape("baselines", baselines, "groups", groups)
+    require_finite("baselines", baselines)
+    grouping = Grouping.of(groups)
+    compared = grouping.has_siblings()
+    if not bool(compared.any()):
+        return BaselineBias(signed=None, absolute=None)
+    gap = (baselines.double() - siblings_mean(rewards.double(), grouping))[compared]
+    return BaselineBias(signed=float(gap.mean()), absolute=float(gap.abs().mean()))
+
+
+def siblings_mean(rewards: Float[Tensor, " seq"], grouping: Grouping) -> Float[Tensor, " seq"]:
+    """Mean reward of the other samples of the group; a sample alone gets its own reward."""
+    n = grouping.size().to(rewards.dtype)
+    return rewards - centred(rewards, grouping) * (n / (n - 1).clamp(min=1))
+
+
+def estimator_baselines(name: str, inputs: CreditInputs) -> Float[Tensor, " seq"] | None:
+    """The number an estimator subtracts from each sequence's reward; None where it is not one.
+
+    A sequence alone in its group is its own baseline, as its advantage is 0. GDPO normalises each
+    component; in units of the whole reward its baseline is the group mean.
+    """
+    if name not in ADV_ESTIMATORS:
+        why = "no built-in advantage estimator has this name"
+        raise UserError("algorithm.adv_estimator", name, why, did_you_mean(name, ADV_ESTIMATORS))
+    rewards, grouping = outcomes(inputs), Grouping.of(inputs.layout.groups)
+    match ADV_ESTIMATORS[name].baseline:
+        case "group mean":
+            return rewards - centred(rewards, grouping)
+        case "leave-one-out":
+            return siblings_mean(rewards, grouping)
+        case "length-weighted":
+            lengths = inputs.layout.lengths().to(rewards.dtype)
+            return rewards - centred(rewards, grouping, lengths)
+        case "greedy":
+            return greedy_rewards(inputs)
+        case _:
+            return None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlDrift:
+    """The latest KL and its trend.
+
+    Example:
+        >>> kl_drift([0.1, 0.2, 0.3]).last
+        0.3
+    """
+
+    last: float
+    """The latest value."""
+    slope: float
+    """Least-squares slope per step over the window; 0 with a single value."""
+
+
+def kl_drift(history: Sequence[float], window: int = 20) -> KlDrift:
+    """Latest value and trend of the last `window` values, one per step."""
+    if window < 2:
+        raise UserError("window", window, "a slope needs two steps or more", "set window >= 2")
+    recent = list(history[-window:])
+    if not recent or not all(math.isfinite(x) for x in recent):
+        why = "a drift needs at least one value, and finite ones"
+        raise UserError("history", recent, why, "pass the KL of each step")
+    middle, mean = (len(recent) - 1) / 2, math.fsum(recent) / len(recent)
+    spread = math.fsum((i - middle) ** 2 for i in range(len(recent)))
+    rise = math.fsum((i - middle) * (x - mean) for i, x in enumerate(recent))
+    return KlDrift(last=recent[-1], slope=rise / spread if spread else 0.0)
+
+
+def require_rewards(rewards: Tensor, groups: Tensor) -> None:
+    """Refuse rewards that are not one finite number per sequence, or no sequences at all."""
+    require_same_shape("rewards", rewards, "groups", groups)
+    require_finite("rewards", rewards)
+    if groups.numel() == 0:
+        raise UserError(
+            "groups", [], "there is no sequence to measure", "pass a batch that has some"
+        )

@@ -2,15 +2,25 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from luyen.algorithms.checks import require_finite, require_float, require_same_shape
+from luyen.algorithms.aggregation import Average
+from luyen.algorithms.checks import (
+    call_plugin,
+    is_built_in,
+    kind_of,
+    refuse_plugin,
+    require_finite,
+    require_float,
+    require_same_shape,
+    require_token_stream,
+)
 from luyen.algorithms.layout import Layout
-from luyen.algorithms.statistic import Average
+from luyen.base.boundary import own_copy
 from luyen.base.errors import UserError
 from luyen.base.registry import Registry
 
@@ -148,3 +158,19 @@ def require_discount(name: str, value: float) -> None:
     if not 0.0 <= value <= 1.0:
         why = "a discount lies between 0 and 1"
         raise UserError(name, value, why, f"set algorithm.{name} within [0, 1]")
+
+
+def call_estimator(name: str, inputs: CreditInputs, hparams: Mapping[str, Any]) -> Credit:
+    """The credit by a registered estimator; one of a plugin sees copies of the inputs."""
+    estimator = adv_estimators.get(name)
+    if is_built_in(estimator):
+        return estimator(inputs, **hparams)
+    given = own_copy(inputs)
+    found = call_plugin(adv_estimators, name, lambda: estimator(given, **hparams))
+    if not isinstance(cast(object, found), Credit):
+        refuse_plugin(adv_estimators, name, f"it gave {kind_of(found)}, not a Credit")
+    for stream in ("advantages", "returns"):
+        require_token_stream(adv_estimators, name, stream, getattr(found, stream), inputs.rewards)
+    return Credit(
+        advantages=found.advantages.detach(), returns=found.returns.detach(), metrics=found.metrics
+    )

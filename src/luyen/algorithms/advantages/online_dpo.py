@@ -21,9 +21,9 @@ from luyen.algorithms.advantages.inputs import (
     outcomes,
     token_stream,
 )
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.preference.inputs import PairInputs
 from luyen.algorithms.preference.step import PreferenceObjective, sequence_sums
-from luyen.algorithms.statistic import Average
 
 
 @final

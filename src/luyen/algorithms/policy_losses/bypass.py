@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.correction.importance import batch_norm_factor, importance_weights, keep_mask
 from luyen.algorithms.policy_losses.clipped import vanilla
 from luyen.algorithms.policy_losses.inputs import (
@@ -21,7 +22,6 @@ from luyen.algorithms.policy_losses.inputs import (
     policy_losses,
 )
 from luyen.algorithms.policy_losses.weighted import reinforce
-from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError, did_you_mean
 
 LOSS_TYPES = ("ppo_clip", "reinforce")

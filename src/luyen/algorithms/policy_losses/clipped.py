@@ -11,10 +11,12 @@ from luyen.algorithms.policy_losses.inputs import (
     clip_range,
     corrected,
     fraction,
+    geometric_mean,
     policy_losses,
     ppo_kl,
+    sequence_ratio,
+    token_ratio,
 )
-from luyen.algorithms.ratio import geometric_mean, sequence_ratio, token_ratio
 
 
 def pessimistic(

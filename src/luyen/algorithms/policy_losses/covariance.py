@@ -23,8 +23,8 @@ from luyen.algorithms.policy_losses.inputs import (
     loss_statistics,
     policy_losses,
     ppo_kl,
+    token_ratio,
 )
-from luyen.algorithms.ratio import token_ratio
 from luyen.base.errors import UserError
 
 # Choosing tokens over a whole optimizer step, blind to the order in which they are packed.

@@ -17,8 +17,8 @@ from luyen.algorithms.policy_losses.inputs import (
     fraction,
     policy_losses,
     ppo_kl,
+    token_ratio,
 )
-from luyen.algorithms.ratio import token_ratio
 
 
 def _probabilities(

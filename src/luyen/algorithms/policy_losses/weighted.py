@@ -2,6 +2,7 @@
 
 import torch
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.checks import require_not_negative, require_positive
 from luyen.algorithms.policy_losses.inputs import (
     PolicyInputs,
@@ -11,9 +12,9 @@ from luyen.algorithms.policy_losses.inputs import (
     fraction,
     policy_losses,
     ppo_kl,
+    sequence_log_weight,
+    token_ratio,
 )
-from luyen.algorithms.ratio import sequence_log_weight, token_ratio
-from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from luyen.algorithms.statistic import Average
+from luyen.algorithms.aggregation import Average
 from luyen.base.errors import UserError
 from luyen.base.registry import Registry
 

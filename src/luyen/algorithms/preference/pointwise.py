@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.checks import require_not_negative, require_positive
 from luyen.algorithms.preference.inputs import (
     PairInputs,
@@ -19,7 +20,6 @@ from luyen.algorithms.preference.inputs import (
     preference_losses,
     referenced_report,
 )
-from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError
 
 

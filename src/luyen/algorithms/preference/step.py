@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.checks import hyperparameter_names, read_by, require_known
 from luyen.algorithms.layout import Layout
 from luyen.algorithms.preference.inputs import (
@@ -22,7 +23,6 @@ from luyen.algorithms.preference.inputs import (
     over_all,
     preference_losses,
 )
-from luyen.algorithms.statistic import Average
 from luyen.base.errors import UserError
 from luyen.config.catalog import PREFERENCE_LOSSES, PreferenceFacts
 

@@ -1,7 +1,6 @@
 """All faults of a model's or LoRA adapter's files, for `check` and for loading."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,30 +86,6 @@ def sound(read: Callable[[], T], *, field: str, path: str) -> T:
         return read()
     except InvalidFile as fault:
         raise UserError(field, path, fault.words, fault.fix) from fault
-
-
-@contextmanager
-def library_faults(what: str, *, field: str, path: str, fix: str) -> Generator[None]:
-    """Turn whatever a library raises over the files of a model into a UserError.
-
-    Files of strangers make it raise anything, panics of compiled code among it, which are no
-    Exception.
-    """
-    try:
-        yield
-    except (UserError, KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:
-        raise UserError(field, path, f"{what}: {_first_line(error)}", fix) from error
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error, joined with the next one if it ends in a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".")[:300]
-    if isinstance(error, OSError | ValueError) and said:
-        return said
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _rows_of(model: Path | None, override: Mapping[str, Any]) -> int | None:

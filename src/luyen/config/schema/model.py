@@ -69,7 +69,7 @@ class ModelConfig(Block):
     )
     use_dora: bool = key(
         False,
-        "Learn the norm of each row of a weight beside its direction, which the adapter changes "
+        "Learn the norm of each row of a weight next to its direction, which the adapter changes "
         "(DoRA); slower and larger than LoRA.",
     )
     lora_init: Literal["kaiming", "gaussian"] = key(
@@ -79,7 +79,7 @@ class ModelConfig(Block):
     )
     lora_dropout: float = key(
         0.0,
-        "Share of the adapter's inputs that are set to 0 in a training pass, the others scaled up; "
+        "Share of the adapter's inputs that are set to 0 in a training pass, the rest scaled up; "
         "only in stage `sft`.",
         ge=0,
         lt=1,

@@ -40,7 +40,7 @@ class Cost:
     host: float = 0.0
     """The controller, host memory and disks."""
     sent: float = 0.0
-    """Bytes that a device sends to others, hidden or not."""
+    """Bytes that a device sends to other devices, hidden or not."""
 
     @property
     def seconds(self) -> float:
@@ -292,7 +292,7 @@ class ModelCost:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """How ranks hold a model: `share` of them one copy, the others further copies.
+    """How ranks hold a model: `share` of them one copy, the rest further copies.
 
     Example:
         >>> ShardLayout(world=16, share=8, ranks_per_sequence=1).copies
@@ -390,7 +390,7 @@ class ShardCost:
         return Cost(network=sent / self.hardware.ring_rate(share), sent=sent)
 
     def _between_copies(self) -> Cost:
-        """A sum of gradient shards over all copies; each rank with its like in the others."""
+        """A sum of gradient shards over all copies; each rank with its counterparts."""
         layout, hardware = self.layout, self.hardware
         copies = layout.copies
         sent = 2 * (copies - 1) / copies * self.learned * _FP32 / layout.share

@@ -17,8 +17,7 @@ from luyen.base.secrets import masked_urls
 from luyen.config.schema.reward import ENGINE as OWN_ENGINE
 from luyen.config.schema.reward import JudgeConfig
 from luyen.rewards.cache import ScoreCache, content_hash
-from luyen.rewards.calls import Executor, ScoreCall
-from luyen.rewards.counters import ScoringCounters, add_time
+from luyen.rewards.calls import Executor, ScoreCall, ScoringCounters, add_time
 from luyen.rewards.llm_judge import parser
 from luyen.rewards.llm_judge.endpoint import Endpoint
 from luyen.rewards.llm_judge.faults import ENGINE, NOT_FINITE, TIMEOUT, UNPARSABLE, JudgeFault

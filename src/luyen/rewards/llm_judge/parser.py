@@ -15,7 +15,7 @@ from luyen.rewards.llm_judge.faults import (
     JudgeFault,
     quoted_end,
 )
-from luyen.rewards.outcome import Unscorable
+from luyen.rewards.rules.rule import Unscorable
 
 # Finds the score in a judge's reply. Two different scores, or a range, count as none.
 

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from luyen.base.errors import UserError
 from luyen.base.records import Prompt
-from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.rule import Answer, rule_rewards, truth_of, truths_of
+from luyen.rewards.rules.rule import Answer, Unscorable, rule_rewards, truth_of, truths_of
 
 
 @rule_rewards.register("exact", wrong=0.0)

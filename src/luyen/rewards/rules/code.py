@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 from luyen.base.records import Prompt, Score
-from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.rule import Answer, rule_rewards, truth_of
+from luyen.rewards.rules.rule import Answer, Unscorable, rule_rewards, truth_of
 from luyen.sandbox.calls import seconds_left
 from luyen.sandbox.launch import Limits, SandboxFault
 from luyen.sandbox.verify import CallCase, Case, Test, is_forgeable, verify

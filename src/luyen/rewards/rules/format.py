@@ -13,8 +13,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from luyen.base.records import Prompt
-from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.rule import Answer, rule_rewards
+from luyen.rewards.rules.rule import Answer, Unscorable, rule_rewards
 
 _FENCED = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*)\n[ \t]*```\s*\Z", re.DOTALL)
 

@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from luyen.base.errors import did_you_mean
 from luyen.base.records import Prompt
-from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.rule import Answer, rule_rewards
+from luyen.rewards.rules.rule import Answer, Unscorable, rule_rewards
 
 # The registry of instructions by id, and how a row's settings reach a check.
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 from luyen.base.records import Prompt, Rollout, Source
-from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.rule import Answer, rule_rewards
+from luyen.rewards.rules.rule import Answer, Unscorable, rule_rewards
 
 
 @rule_rewards.register("length")

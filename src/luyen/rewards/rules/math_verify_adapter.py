@@ -10,7 +10,7 @@ from typing import Any
 
 import math_verify
 
-from luyen.rewards.outcome import Unscorable
+from luyen.rewards.rules.rule import Unscorable
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its limits are off
 

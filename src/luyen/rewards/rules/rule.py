@@ -16,9 +16,13 @@ from typing import Any, final
 
 from luyen.base.records import Prompt, Rollout, Score, StopReason
 from luyen.base.registry import Registry
-from luyen.rewards.outcome import Unscorable
 
 rule_rewards: Registry[Callable[..., float | Score]] = Registry("rule", "reward.components")
+
+
+@final
+class Unscorable(Exception):
+    """Raised by a rule that cannot score: the row lacks what it compares with, for instance."""
 
 
 @final

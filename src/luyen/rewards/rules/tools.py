@@ -16,8 +16,7 @@ from urllib.parse import unquote
 
 from luyen.base.records import CallStatus, Prompt, Rollout, Score, ToolCall
 from luyen.base.secrets import KEY_SHAPES
-from luyen.rewards.outcome import Unscorable
-from luyen.rewards.rules.rule import rule_rewards
+from luyen.rewards.rules.rule import Unscorable, rule_rewards
 
 # Scores made of per-turn amounts.
 

@@ -2,7 +2,7 @@
 
 A pass either prefills new prompts or decodes one token for every running row. A row depends only on
 its own tokens and key, so neither the limits below nor the order of requests changes a result, nor
-what is cached of earlier ones (`luyen.rollout.native.prefix_tree`).
+what is cached of earlier ones (`luyen.rollout.native.prefix_cache`).
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from luyen.models.continued_attention import ContinuedContext, ContinuedSequence
 from luyen.models.onednn_linear import OneDnnLinears
 from luyen.models.packed_attention import KeyValueSink, PackedContext, packed_positions
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.weights import Fingerprint
 from luyen.rollout.native.kv_cache import RowCache, SharedPrefixCache, SlottedCache, can_split
 from luyen.rollout.native.prefix_cache import BLOCK, CachedRow, PrefixCache
 from luyen.rollout.native.sampler import (

@@ -236,7 +236,7 @@ class ServerDialect(Protocol):
         ...
 
     def read_digests(self, reply: Any) -> Mapping[str, str]:
-        """Read the reply of `digests`: `luyen.models.trained_weights.tensor_digests`' texts."""
+        """Read the reply of `digests`: `luyen.models.weights.tensor_digests`' texts."""
         ...
 
     def weight_version(self) -> HttpCall | None:

@@ -18,8 +18,7 @@ from torch import Tensor
 from luyen.base.errors import UserError
 from luyen.models.export import checkpoint_tensors
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint, trained_parameters
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import Fingerprint, tensor_digests, trained_parameters
 from luyen.rollout.native.sequences import Decode, Row
 from luyen.rollout.protocol import (
     Completion,

@@ -155,7 +155,7 @@ class ServerProcess:
         raise UserError(_FIELD, self._port, why, fix)
 
     def is_listening(self) -> bool:
-        """Whether its sockets, and no others, listen on its port."""
+        """Whether its sockets, and no other ones, listen on its port."""
         found = listening_sockets(self._port)
         return found is None or (bool(found) and found <= self._sockets)
 

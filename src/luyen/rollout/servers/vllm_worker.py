@@ -20,7 +20,7 @@ dist: Any = torch.distributed
 PREFIX = "luyen_weights"
 """Prefix of the store's keys on both sides of a group."""
 
-# Digests as `luyen.models.weight_digests` defines them; a test keeps both equal.
+# Digests as `luyen.models.weights` defines them; a test keeps both equal.
 
 _TABLE = 1 << 20
 _GOLDEN = -0x61C8864680B583EB

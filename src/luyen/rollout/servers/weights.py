@@ -21,7 +21,7 @@ from luyen.base.files import writing
 from luyen.base.seeds import derive_key, mix
 from luyen.models.export import write_tensors
 from luyen.models.policy import Policy
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.rollout.protocol import Completion, Request, Sampling, completion_fault
 from luyen.rollout.servers.connection import ServerConnection
 from luyen.rollout.servers.dialect import (

@@ -11,7 +11,7 @@ from typing import final
 
 from luyen.base.errors import UserError
 from luyen.config.schema.trainer import TimeoutsConfig
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.weights import Fingerprint
 from luyen.rollout.protocol import Completion, Request
 from luyen.runtime.ray.messages import PendingRequest, PollResult, ReplicaHandle, ReplicaState
 from luyen.runtime.ray.replica import Replica

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar, TypeVarTuple, final
 from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
 from luyen.config.schema.trainer import TimeoutsConfig
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.weights import Fingerprint
 from luyen.runtime.ray.messages import (
     ProcessDied,
     PublishedVersion,

@@ -15,7 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import HEART
 from luyen.config.schema.trainer import TimeoutsConfig
-from luyen.engine.batch_shards import balance_by_tokens
+from luyen.engine.batch import balance_by_tokens
 from luyen.rewards.reward_model import ModelInput, Scorer
 from luyen.runtime.monitoring import CallResult, RoleMonitor, device_bytes, unwrap_result
 from luyen.runtime.ray.health import (

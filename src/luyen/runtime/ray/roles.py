@@ -5,13 +5,18 @@ from typing import final
 
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.single_turn import Group, PromptRequest
-from luyen.runtime.futures import LazyRollouts, Publication, ReadyRollouts, RolloutFuture
-from luyen.runtime.generation import AsyncGeneration, Generation
+from luyen.runtime.generation import (
+    AsyncGeneration,
+    Generation,
+    LazyRollouts,
+    ReadyRollouts,
+    RolloutFuture,
+)
 from luyen.runtime.monitoring import TraceSpec
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.ranks import RankGroup
 from luyen.runtime.ray.replica import Replica
-from luyen.runtime.roles import RoleMicroBatching, Roles
+from luyen.runtime.roles import Publication, RoleMicroBatching, Roles
 from luyen.runtime.weight_sync import WeightSync
 from luyen.runtime.worker import TrainWorker
 from luyen.telemetry.journal import WorkJournal

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from luyen.base.signals import reset_signals
+from luyen.base.system import reset_signals
 from luyen.sandbox.child import isolation, program, resources
 from luyen.sandbox.child.isolation import readable
 from luyen.sandbox.child.resources import descendants, files_of, memory_of, threads_of

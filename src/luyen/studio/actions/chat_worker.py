@@ -20,7 +20,7 @@ from luyen.base.records import ToolCall
 from luyen.base.secrets import masked
 
 Say: TypeAlias = Callable[[dict[str, Any]], int]
-"""Answers a message and returns the tokens of the answer; its pieces are sent meanwhile."""
+"""Answers a message and returns the tokens of the answer; its pieces are sent as they come."""
 
 
 def main(words: Sequence[str]) -> int:

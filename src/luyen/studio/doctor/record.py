@@ -14,9 +14,8 @@ from typing import Any, TypeVar, final
 from luyen.base.digests import read_digests, without_checksum
 from luyen.base.errors import UserError
 from luyen.base.files import read_json
-from luyen.base.records import Source
+from luyen.base.records import Source, reaches
 from luyen.base.rundir import RunDirectory, step_of
-from luyen.base.tolerance import reaches
 from luyen.checkpoint.store import read_manifest
 from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.loader.load import load

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import pstdev
 
-from luyen.base.records import Source
-from luyen.base.tolerance import reaches
+from luyen.base.records import Source, reaches
 from luyen.studio.doctor.findings import Symptom, change_data, repair, rule
 from luyen.studio.doctor.record import WINDOW, RunRecord, name_of, solved_groups, used_tokens
 

@@ -12,11 +12,10 @@ from luyen.data.build import load_prompts
 from luyen.data.tokenizer import Tokenizer
 from luyen.rewards.build import build_reward
 from luyen.rewards.scoring import VALIDATION, ScoreJournal
-from luyen.rollout.single_turn import Group
+from luyen.rollout.single_turn import Group, prompt_requests
 from luyen.studio.evaluation.endpoint import ChatEndpoint
 from luyen.studio.evaluation.evaluator import Measurement, demand_rows, prompts_of_run
 from luyen.train.builders.roles import validation_sampling
-from luyen.train.rollouts import prompt_requests
 from luyen.train.validation import scored_metrics
 
 

@@ -18,7 +18,7 @@ from luyen.pipeline.policy_loading import LoadedPolicy
 from luyen.rewards.build import build_reward
 from luyen.rewards.scoring import VALIDATION, ScoredGroup, ScoreJournal
 from luyen.rollout.protocol import Sampling
-from luyen.rollout.single_turn import Group, PromptRequest
+from luyen.rollout.single_turn import Group, PromptRequest, prompt_requests
 from luyen.telemetry.rollout_codec import score_tree
 from luyen.train.builders.reward import JUDGE_PURPOSE as JUDGE
 from luyen.train.builders.reward import EngineJudge, reward_model_services
@@ -29,7 +29,6 @@ from luyen.train.builders.roles import (
     training_sampling,
     validation_sampling,
 )
-from luyen.train.rollouts import prompt_requests
 from luyen.train.validation import scored_metrics
 
 _NO_PROMPT = make_prompt([])

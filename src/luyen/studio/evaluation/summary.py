@@ -7,8 +7,8 @@ from typing import final
 
 import numpy as np
 
+from luyen.base.records import reaches
 from luyen.base.seeds import derive_key
-from luyen.base.tolerance import reaches
 from luyen.studio.evaluation.samples import Sample
 from luyen.train.pass_at_k import majority_at_k, pass_at_k, wilson_interval
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from luyen.algorithms.group_metrics import kl_drift
+from luyen.algorithms.advantages.grouping import kl_drift
 from luyen.algorithms.objective import Objective
 from luyen.base.digests import STAGES
 from luyen.base.errors import UserError

@@ -93,7 +93,7 @@ class RunFolder:
 
     def scan(self) -> None:
         """Look for runs, and reread those whose files changed; listeners get changed rows."""
-        # A folder that changes meanwhile may break a scan; the next one sees it whole.
+        # A folder that changes during a scan may break it; the next one sees it whole.
         with self._lock, suppress(OSError, RuntimeError):
             found: set[str] = set()
             for directory in self._directories():
@@ -165,7 +165,7 @@ class RunFolder:
                 yield directory
 
     def _read_any(self, run_id: str, directory: RunDirectory) -> KnownRun:
-        """The run; one that breaks its readers is shown as damaged, and the others as they are."""
+        """The run; one that breaks its readers is shown as damaged, and the rest as it is."""
         try:
             return self._read(run_id, directory)
         except _BROKEN as error:

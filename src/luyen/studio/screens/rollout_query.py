@@ -220,7 +220,7 @@ def _by_value(
 def _smallest(keys: Array, order: Array, most: int) -> Array:
     """Places of the smallest keys; among equal ones, as rewards are, those that come first.
 
-    Another choice among equals on the next page would show some twice and leave others out.
+    Another choice among equals on the next page would show some rows twice and leave out some.
     """
     bound = np.partition(keys, most - 1)[most - 1]
     below = np.flatnonzero(keys < bound)

@@ -246,8 +246,8 @@ def group_reason(rows: Sequence[dict[str, Any]], split: str) -> str | None:
     if rewards and len(rewards) == 1 and len(rows) > 1:
         [reward] = rewards
         return (
-            f"All {len(rows)} rollouts got the reward {reward:g}, so none is better than the "
-            "others and every advantage is 0."
+            f"All {len(rows)} rollouts got the reward {reward:g}, so none is better than "
+            "another and every advantage is 0."
         )
     if all(row["advantage"] is None for row in rows):
         faults = sum(row["fault"] is not None for row in rows)

@@ -142,7 +142,7 @@ def make_rank(
 def join_engine(
     config: RunConfig, device: str, rank: int, ranks: int, address: str
 ) -> TrainingEngine:
-    """The training engine of a rank, which joins the others; called in its process."""
+    """The training engine of a rank, which joins the other ranks; called in its process."""
     actor = config.actor_rollout_ref.actor
     place = RankPlace(
         device=device,

@@ -23,7 +23,7 @@ from luyen.config.schema.run import RunConfig
 from luyen.config.tool_file import tools_run_code
 from luyen.data.render import Renderer
 from luyen.data.tokenizer import Tokenizer, load_tokenizer
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching
 from luyen.models.load import choose_threads, load_policy
 from luyen.models.policy import Policy, ValueModel
 from luyen.rollout.build import ToolEnvironment, build_conversations, build_tool_environment

@@ -11,7 +11,7 @@ from luyen.config.plan import Placement, ranks_per_shard
 from luyen.config.schema.run import RunConfig
 from luyen.data.offline import OfflineData
 from luyen.data.tokenizer import Tokenizer
-from luyen.engine.batch_shards import MicroBatching
+from luyen.engine.batch import MicroBatching
 from luyen.runtime.in_process import LocalWorkers, is_strict
 from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.offline import OfflineRoles, OfflineWorker

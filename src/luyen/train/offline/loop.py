@@ -14,7 +14,7 @@ from luyen.engine.batch import OfflineBatch
 from luyen.engine.optim import learning_rate
 from luyen.engine.step import UpdateResult
 from luyen.engine.supervised import ACCURACY
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.runtime.roles import WeightDigests
 from luyen.telemetry.display import Display
 from luyen.telemetry.spans import SPANS, span

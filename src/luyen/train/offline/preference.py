@@ -6,8 +6,8 @@ from typing import Any, final
 
 import torch
 
+from luyen.algorithms.aggregation import Average
 from luyen.algorithms.preference.step import PreferenceObjective, preference_facts
-from luyen.algorithms.statistic import Average
 from luyen.base.digests import hash_value
 from luyen.base.files import read_json
 from luyen.base.rundir import RunDirectory

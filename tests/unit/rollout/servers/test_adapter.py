@@ -15,7 +15,7 @@ from luyen.config.schema.model import ModelConfig
 from luyen.models.export import checkpoint_tensors
 from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint, trained_parameters
+from luyen.models.weights import Fingerprint, trained_parameters
 from luyen.rollout.protocol import generate
 from luyen.rollout.servers.build import ServerPlace
 from luyen.rollout.servers.engine import ServerEngine

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.models.trained_weights import Fingerprint
+from luyen.models.weights import Fingerprint
 from luyen.rollout.protocol import generate
 from luyen.rollout.servers.engine import ServerEngine
 from luyen.rollout.servers.weights import GroupTransport

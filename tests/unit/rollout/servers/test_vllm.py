@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from luyen.config.schema.actor_rollout_ref import RolloutConfig
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.rollout.protocol import Sampling
 from luyen.rollout.servers.dialect import ServerFault, WeightGroup
 from luyen.rollout.servers.process import free_port

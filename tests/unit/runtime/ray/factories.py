@@ -10,7 +10,7 @@ from torch import Tensor
 
 from luyen.config.check import check
 from luyen.models.load import load_policy
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.weight_sync import PendingSync, WeightSync

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from luyen.models.trained_weights import trained_parameters
+from luyen.models.weights import trained_parameters
 from luyen.rollout.protocol import Completion, generate
 from luyen.runtime.ray.cluster import Connection, connect
 from luyen.runtime.ray.pools import PoolFacts, plan_pools

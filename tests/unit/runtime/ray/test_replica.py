@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.models.trained_weights import trained_parameters
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests, trained_parameters
 from luyen.rollout.protocol import Completion, RolloutEngine, generate
 from luyen.runtime.ray.messages import RemoteError
 from luyen.runtime.ray.replica import Replica

@@ -2,7 +2,7 @@
 
 import torch
 
-from luyen.models.weight_digests import tensor_digests
+from luyen.models.weights import tensor_digests
 from luyen.runtime.weights import copy_into, pack, unpack
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from luyen.base.errors import UserError
 from luyen.models.paged_attention import PAGE, sent
 from luyen.models.policy import Policy
-from luyen.models.trained_weights import Fingerprint
-from luyen.models.weight_guard import WeightGuard
+from luyen.models.weights import Fingerprint
 from luyen.rollout.native.paged.device_state import RowState, StepNeeds
 from luyen.rollout.native.paged.forward import DecodeGraphs, bucket, prefill_prompts, sample_next
 from luyen.rollout.native.paged.kv_cache import (
@@ -34,7 +33,7 @@ from luyen.rollout.native.paged.scheduler import (
     page_demand,
     prefix_tokens,
 )
-from luyen.rollout.native.prefix_tree import CacheCounts
+from luyen.rollout.native.prefix_cache import CacheCounts, WeightGuard
 from luyen.rollout.native.sampler import TopTokens
 from luyen.rollout.native.sequences import Decode, Row
 from luyen.rollout.protocol import (

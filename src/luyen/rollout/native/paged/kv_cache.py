@@ -24,7 +24,7 @@ from luyen.models.paged_attention import (
     store,
 )
 from luyen.models.policy import Policy
-from luyen.rollout.native.prefix_tree import CacheCounts, PrefixTree
+from luyen.rollout.native.prefix_cache import CacheCounts, PrefixTree
 
 _MARGIN = 0.9
 """Share of the free memory that pages may take: kernels need the rest."""

@@ -1,18 +1,24 @@
-"""Digests of tensors, computed on their own device. Every bit counts.
+"""Weights of a module: their digests, those that learn, and fingerprints that processes compare.
 
-The bits of an element are multiplied with an odd constant of its flat position, and the
-products are added modulo 2^64. Addition knows no order, so the sum is the same on every
-device, for every number of threads and for every split: the digest of a tensor is the sum of
-the digests of its shards. An odd constant loses no bit, so one changed element always changes
-the sum; and elements that change places meet other constants.
+A digest is computed on the tensor's own device, and every bit counts. The bits of an element are
+multiplied with an odd constant of its flat position, and the products are added modulo 2^64.
+Addition knows no order, so the sum is the same on every device, for every number of threads and for
+every split: the digest of a tensor is the sum of the digests of its shards. An odd constant loses
+no bit, so one changed element always changes the sum; and elements that change places meet other
+constants.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from luyen.base.digests import hash_value
+from luyen.base.errors import UserError
 
 _TABLE = 1 << 20
 """Positions with a constant of their own; further ones multiply these with a constant of a row."""
@@ -186,3 +192,133 @@ def _signed(number: int) -> int:
 
 def _type(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+# The parameters that learn: read, restored, and compared as fingerprints. Those of another process
+# are shown by digest, and only such a parameter is ever digested here.
+
+
+def trained_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters that learn, by name; frozen ones come from the model's own files."""
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def restore_parameters(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Write saved values into the parameters that learn; they keep their addresses."""
+    own = trained_parameters(module)
+    _demand_same({n: p.shape for n, p in own.items()}, {n: t.shape for n, t in saved.items()})
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(saved[name])
+
+
+def _demand_same(own: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> None:
+    """A UserError that names the first parameter that a checkpoint has not, or has otherwise."""
+    for name in [*own, *saved]:
+        if own.get(name) == saved.get(name):
+            continue
+        have, has = (tuple(of[name]) if name in of else "none" for of in (own, saved))
+        why = f"it holds other weights than the model: {name} is {has} there and {have} here"
+        fix = "give the model and the adapter that the checkpoint was made with"
+        raise UserError("checkpoint", name, why, fix)
+
+
+# The dtype a parameter is exported with (checkpoints, weight sync) if FSDP keeps its shards in
+# fp32. A sharded bf16 model keeps fp32 shards, but exports bf16 weights and separate fp32 masters,
+# as a model on one device does, so that checkpoints load on any number of ranks.
+
+_EXPORT_DTYPE = "luyen_shown_dtype"
+
+
+def export_as(module: nn.Module, names: Container[str], dtype: torch.dtype | None) -> None:
+    """Set the dtype that these parameters are exported with."""
+    for name, parameter in module.named_parameters():
+        if name in names and dtype is not None and parameter.dtype != dtype:
+            vars(parameter)[_EXPORT_DTYPE] = dtype
+
+
+def export_dtype(parameter: Tensor) -> torch.dtype:
+    """The dtype that a parameter is exported with."""
+    return vars(parameter).get(_EXPORT_DTYPE, parameter.dtype)
+
+
+def export_parameters(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
+    """Trained parameters by name, in their export dtype; shards stay shards.
+
+    With `frozen`, those that do not learn too.
+    """
+    return dict(iterate_export_parameters(module, frozen=frozen))
+
+
+def iterate_export_parameters(
+    module: nn.Module, *, frozen: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """`export_parameters` one by one, which saves the memory of all converted copies."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad or frozen:
+            # Detaching a shard is slow, and not needed without autograd.
+            own = parameter.detach() if torch.is_grad_enabled() else parameter
+            dtype = export_dtype(parameter)
+            yield name, own if own.dtype == dtype else own.to(dtype)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fingerprint:
+    """Every parameter that learns, adapters included, as a tensor or as its digest.
+
+    Example:
+        >>> import copy
+        >>> one, two = nn.Linear(2, 1), nn.Linear(2, 1)
+        >>> Fingerprint.of(copy.deepcopy(one)).first_difference(Fingerprint.of(one)) is None
+        True
+        >>> Fingerprint.of(two).first_difference(Fingerprint.of(one))
+        'weight has other values'
+    """
+
+    weights: Mapping[str, Tensor | str]
+    """By the names of the policy's parameters."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Fingerprint":
+        """The parameters of a module, none of them copied or looked at."""
+        return cls(weights=trained_parameters(module))
+
+    def text(self) -> str:
+        """One digest of all of them, which another process can compare."""
+        return hash_value(self._texts(self.weights))
+
+    def first_difference(self, wanted: "Fingerprint") -> str | None:
+        """The first parameter that is not as wanted, and how it differs; None: all are."""
+        mine, theirs = self.weights, wanted.weights
+        for name in theirs:
+            if name not in mine:
+                return f"{name} is missing"
+        for name in mine:
+            if name not in theirs:
+                return f"{name} is not one of the trainer's"
+        apart = [name for name in theirs if not _is_same_memory(mine[name], theirs[name])]
+        actual = self._texts({name: mine[name] for name in apart})
+        expected = self._texts({name: theirs[name] for name in apart})
+        return next(
+            (_difference(n, actual[n], expected[n]) for n in apart if actual[n] != expected[n]),
+            None,
+        )
+
+    @staticmethod
+    def _texts(weights: Mapping[str, Tensor | str]) -> dict[str, str]:
+        here = tensor_digests({n: w for n, w in weights.items() if isinstance(w, Tensor)})
+        return {n: w if isinstance(w, str) else here[n] for n, w in weights.items()}
+
+
+def _is_same_memory(one: Tensor | str, other: Tensor | str) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return False
+    places = [(w.device, w.data_ptr(), w.dtype, w.shape, w.stride()) for w in (one, other)]
+    return places[0] == places[1]
+
+
+def _difference(name: str, actual: str, expected: str) -> str:
+    """Digests end in a sum over the values; what stands before it is type and shape."""
+    form, wanted = actual.rpartition(" ")[0], expected.rpartition(" ")[0]
+    return f"{name} is {form} instead of {wanted}" if form != wanted else f"{name} has other values"
