@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from tests.suites import CORE, SUITES, is_chosen, suite_of
 _keys = tempfile.mkdtemp(prefix="luyen-key-")
 atexit.register(shutil.rmtree, _keys, ignore_errors=True)
 os.environ["LUYEN_KEY_FILE"] = str(Path(_keys) / "key")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and all they start with them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Made here and not by a worker of xdist: they share its server.
 reserve()
@@ -58,7 +62,7 @@ _TOGETHER = ("ray", "ranks")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--suite NAME`: the tests of one suite, of the core, or `parts`: of all suites but the core."""
+    """`--suite NAME`: tests of one suite, of the core, or `parts`: all suites but the core."""
     names = [CORE, "parts", *SUITES]
     parser.addoption("--suite", choices=names, help="see tests/suites.py; all tests by default")
 

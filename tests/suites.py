@@ -46,6 +46,6 @@ def suite_of(path: str) -> str:
 
 
 def is_chosen(path: str, chosen: str | None) -> bool:
-    """Whether a file belongs to what `--suite` says: a name, `parts` (all but the core), or None."""
+    """Whether `--suite` means this file: a name, `parts` (all but the core), or None (all)."""
     suite = suite_of(path)
     return chosen is None or chosen == suite or (chosen == "parts" and suite != CORE)
