@@ -13,7 +13,7 @@ TOOK = echo "$@: passed in $$(( $$(date +%s) - start )) s"
 ENGINES := .venv-vllm
 LOGGERS := .venv-loggers
 CLIENTS := .venv-eval
-.PHONY: help demo demo-tools check test test-all web test-gpu test-engines test-loggers test-clients test-package lint-files lock defects kills kills-ray chains docs site
+.PHONY: help demo demo-tools check test test-parts test-all web test-gpu test-engines test-loggers test-clients test-package lint-files lock defects kills kills-ray chains docs site
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -38,8 +38,11 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 # A worker more than cores: some tests wait most of the time. A file's tests stay together, and all
 # tests of Ray, so that what they share is made once (tests/conftest.py); in this order the longest
 # files begin early.
-test: $(STAMP) ## every test that needs no GPU, on two cores; about half an hour
-	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder; $(TOOK)
+test: $(STAMP) ## tests of the core, on two cores; tests/suites.py says what that is
+	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --suite core; $(TOOK)
+
+test-parts: $(STAMP) ## tests of the other suites: Ray, ranks, serving, the studio, hostile input
+	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --suite parts; $(TOOK)
 
 test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
 	@set -e; $(START); $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"; $(TOOK)

@@ -24,7 +24,7 @@ _keys = tempfile.mkdtemp(prefix="luyen-key-")
 atexit.register(shutil.rmtree, _keys, ignore_errors=True)
 os.environ["LUYEN_KEY_FILE"] = str(Path(_keys) / "key")
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and all they start with them.
+# A shell that starts the tests in the background has them, and all they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Made here and not by a worker of xdist: they share its server.
