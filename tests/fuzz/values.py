@@ -16,7 +16,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from luyen.config.catalog import ADV_ESTIMATORS, KL_KINDS, POLICY_LOSSES, PREFERENCE_LOSSES
+from luyen.config.catalog import (
+    ADV_ESTIMATORS,
+    KL_KINDS,
+    POLICY_LOSSES,
+    PREFERENCE_LOSSES,
+    TRAINING_ENGINES,
+)
 from luyen.config.plugins import ENVIRONMENTS, REWARD_MANAGERS, SAMPLERS, TOOL_FORMATS
 from luyen.config.schema.run import RunConfig
 from tests.fuzz.components import COMPONENTS
@@ -129,6 +135,7 @@ WORDS: dict[str, list[Any]] = {
     ],
     f"{MODEL}.target_modules": ["all-linear", "[q_proj]", "[]", "[no_such_module]"],
     f"{MODEL}.lora_adapter_path": ["null", "/nowhere/adapter"],
+    f"{ACTOR}.strategy": [*TRAINING_ENGINES, "auto", "fsdp", "deepspeed", "veomni", "nobody"],
     f"{ACTOR}.policy_loss.loss_mode": [*POLICY_LOSSES, "nobody"],
     f"{ACTOR}.kl_loss_type": [*KL_KINDS, "k9"],
     f"{ACTOR}.optim.betas": ["[0.9, 0.95]", "[0.0, 0.0]", "[1.0, 0.9]", "[-0.1, 0.9]", "[0.9]"],
