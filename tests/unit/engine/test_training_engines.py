@@ -17,7 +17,15 @@ from luyen.config.catalog import TRAINING_ENGINES
 from luyen.engine.tensor_parallel import divide_layers
 from luyen.runtime.training import RankPlace
 from tests.tiny_models import DEVICE, tiny_policy
-from tests.unit.engine.conformance_job import SAVED_AT, STEPS, Course, Form, be_rank, run
+from tests.unit.engine.conformance_job import (
+    SAVED_AT,
+    STEPS,
+    Course,
+    Form,
+    be_rank,
+    make_policy,
+    run,
+)
 from tests.worlds import run_together
 
 TWO = {"tensor_parallel_size": 2}
@@ -25,6 +33,9 @@ FORMS = {
     "whole": Form(),
     "copies": Form(config={"fsdp_size": 1}),
     "layers, qwen2, tied": Form(config=TWO, kind="qwen2", model={"tie_word_embeddings": True}),
+    "layers, adapter of the output layer": Form(
+        config=TWO, lora_rank=4, target_modules=("q_proj", "lm_head")
+    ),
 }
 MORE_FORMS = {
     "qwen3, more ranks than key heads": Form(config={"tensor_parallel_size": 4}, kind="qwen3"),
@@ -147,6 +158,9 @@ def test_unknown_layers_and_sizes_that_do_not_divide_are_refused():
         divide_layers(tiny_policy("gemma2"), mesh)
     with pytest.raises(UserError, match="intermediate_size of LlamaForCausalLM is 98"):
         divide_layers(tiny_policy("llama", intermediate_size=98), mesh)
+    form = Form(lora_rank=4, target_modules=("q_proj", "embed_tokens"))
+    with pytest.raises(UserError, match="embedding of LlamaForCausalLM has an adapter"):
+        divide_layers(make_policy(form, lora_rank=4), mesh)
 
 
 @pytest.mark.slow
