@@ -4,6 +4,7 @@ Bars (fp32): losses 1e-5 absolute, norms of gradients 1e-4 relative, log-probabi
 1e-4 absolute. Digests are equal to the bit where weights are: at the start, and after loading.
 """
 
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 
 from luyen.base.errors import UserError
 from luyen.config.catalog import TRAINING_ENGINES
+from luyen.engine.fsdp import join_ranks, leave_ranks
 from luyen.engine.tensor_parallel import divide_layers
 from luyen.runtime.training import RankPlace
 from tests.tiny_models import DEVICE, tiny_policy
@@ -168,6 +170,18 @@ def test_unknown_layers_and_sizes_that_do_not_divide_are_refused():
 def test_four_ranks_divide_more_models(tmp_path: Path, name: str):
     run_forms(tmp_path, {name: MORE_FORMS[name]}, (4,))
     demand_conformance(tmp_path, name, 4)
+
+
+def demand_timeouts(folder: Path, rank: int) -> None:
+    mesh = join_ranks(rank, 4, f"file://{folder}/meeting", tensor_size=2, timeout_s=77)
+    for dimension in range(mesh.ndim):
+        backend: Any = mesh.get_group(dimension)._get_backend(torch.device("cpu"))
+        assert (backend.size(), backend.options._timeout) == (2, timedelta(seconds=77))
+    leave_ranks()
+
+
+def test_ranks_that_divide_layers_wait_for_each_other_as_long_as_all(tmp_path: Path):
+    run_together(demand_timeouts, [(tmp_path, rank) for rank in range(4)], tmp_path, limit_s=120)
 
 
 def test_every_engine_on_many_devices_is_tried():
