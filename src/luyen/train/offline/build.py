@@ -8,7 +8,7 @@ import torch
 
 from luyen.base.rundir import RunDirectory
 from luyen.config.optimizer_memory import is_optimizer_offloaded
-from luyen.config.plan import Placement, ranks_per_shard
+from luyen.config.plan import Placement, ranks_per_sequence, ranks_per_shard
 from luyen.config.schema.run import RunConfig
 from luyen.data.offline import OfflineData
 from luyen.data.tokenizer import Tokenizer
@@ -131,4 +131,4 @@ def make_offline_rank(
 
 
 def _passes(config: RunConfig) -> MicroBatching:
-    return actor_passes(config.actor_rollout_ref.actor).on_ranks(ranks_per_shard(config))
+    return actor_passes(config.actor_rollout_ref.actor).on_ranks(ranks_per_sequence(config))

@@ -91,7 +91,7 @@ class WorkerContext:
     """Device of the weights."""
     rank: int = 0
     """Number of the process among its ranks."""
-    sharded: Callable[[Shardable], object] | None = None
+    sharded: Callable[[Shardable], None] | None = None
     """Shards a model over the ranks; None: models are whole."""
     here: torch.device | None = None
     """Device of passes, if weights may be offloaded."""
