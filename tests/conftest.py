@@ -24,8 +24,10 @@ _keys = tempfile.mkdtemp(prefix="luyen-key-")
 atexit.register(shutil.rmtree, _keys, ignore_errors=True)
 os.environ["LUYEN_KEY_FILE"] = str(Path(_keys) / "key")
 
-# A shell that starts the tests in the background has them, and all they start, ignore Ctrl-C.
+# A shell that starts the tests in the background has them, and all they start, ignore Ctrl-C, and
+# nohup has them ignore SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Made here and not by a worker of xdist: they share its server.
 reserve()

@@ -35,6 +35,8 @@ def started(*words: str, **env: str) -> tuple[subprocess.Popen[str], int]:
     assert process.stdout is not None
     said = process.stdout.readline()
     found = URL.search(said)
+    if found is None:
+        process.kill()
     assert found is not None, said + process.stdout.read()
     return process, int(found[1])
 

@@ -1,14 +1,13 @@
 """LoRA through peft: adapters inside the model, which keeps its own class."""
 
+import functools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
-from peft.utils import set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -27,6 +26,7 @@ from luyen.config.model_folder.check import (
 )
 from luyen.config.schema.model import ModelConfig
 from luyen.models.adapter_dropout import AdapterDropout
+from luyen.models.quantization import quiet_bitsandbytes
 
 _PREFIX = "base_model.model."
 """What peft puts before the names it saves."""
@@ -36,6 +36,21 @@ ADAPTER = "default"
 _INITS: dict[str, Any] = {"kaiming": True, "gaussian": "gaussian"}
 """`model.lora_init` -> peft's `init_lora_weights`."""
 Shapes = dict[str, tuple[int, ...]]
+
+
+@functools.cache
+def _peft() -> Any:
+    """peft, imported with the first adapter: it takes seconds, and bitsandbytes comes with it."""
+    quiet_bitsandbytes()
+    import peft
+
+    return peft
+
+
+def is_adapter_layer(module: nn.Module) -> bool:
+    """Whether a layer has an adapter. None has one before peft is imported."""
+    lora: Any = sys.modules.get("peft.tuners.lora")
+    return lora is not None and isinstance(module, lora.LoraLayer)
 
 
 def add_adapter(
@@ -50,9 +65,9 @@ def add_adapter(
         refuse(adapter_faults(directory, rank=model.lora_rank), field=_FIELD, path=str(directory))
         _refuse_another_scale(directory, model)
     names = list(model.target_modules)
-    config = LoraConfig(
+    config = _peft().LoraConfig(
         r=model.lora_rank,
-        lora_alpha=model.lora_alpha,  # pyright: ignore[reportArgumentType] - a float is fine
+        lora_alpha=model.lora_alpha,
         target_modules="all-linear" if names == ["all-linear"] else names,
         lora_dropout=model.lora_dropout,
         use_rslora=model.use_rslora,
@@ -65,7 +80,7 @@ def add_adapter(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_key(seed, "adapter"))
         with library_faults("no adapter can be put there", field=field, path=str(names), fix=fix):
-            inject_adapter_in_model(config, net)
+            _peft().inject_adapter_in_model(config, net)
     if model.lora_dropout > 0:
         for place, layer in enumerate(adapter_layers(net).values()):
             # peft's own masks come from global random numbers.
@@ -89,7 +104,7 @@ def load_adapter(net: PreTrainedModel, directory: Path) -> None:
     if wild:
         why = f"weight {wild[0]} holds numbers that are NaN or infinite"
         raise UserError(_FIELD, str(directory), why, "take another copy of the adapter")
-    set_peft_model_state_dict(net, saved)
+    _peft().set_peft_model_state_dict(net, saved)
 
 
 _FIT = "set lora_rank and target_modules as they were when it was trained, over the same model"
@@ -125,7 +140,7 @@ def _refuse_another_scale(directory: Path, model: ModelConfig) -> None:
 
 def adapter_state(net: PreTrainedModel) -> dict[str, Tensor]:
     """The adapter's own weights."""
-    return get_peft_model_state_dict(net)
+    return _peft().get_peft_model_state_dict(net)
 
 
 def adapter_rank(net: PreTrainedModel) -> int:
@@ -136,7 +151,7 @@ def adapter_rank(net: PreTrainedModel) -> int:
 
 def adapter_layers(net: nn.Module) -> dict[str, Any]:
     """Layers with an adapter, by name; empty without one."""
-    return {name: layer for name, layer in net.named_modules() if isinstance(layer, LoraLayer)}
+    return {name: layer for name, layer in net.named_modules() if is_adapter_layer(layer)}
 
 
 def merged_weight(layer: Any, below: Tensor) -> Tensor:

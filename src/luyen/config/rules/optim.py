@@ -227,7 +227,7 @@ def there_are_shards(s: RuleContext) -> Iterator[Finding]:
             why = "one device trains, so that nothing is sharded and it has no effect"
             fix = "drop the line, or set trainer.nnodes or n_gpus_per_node above 1"
             if name == "optimizer_offload":
-                why, fix = "a CPU computes in host memory anyway", "drop the line"
+                why, fix = "a CPU computes in host memory: it has no effect", "drop the line"
             yield Finding(field=f"{_FSDP}.{name}", why=why, fix=fix)
 
 

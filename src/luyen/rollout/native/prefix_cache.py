@@ -26,13 +26,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from luyen.base.system import memory_bytes
+from luyen.models.lora import is_adapter_layer
 from luyen.models.weights import digest_numbers
 from luyen.rollout.native.kv_cache import RowCache
 from luyen.rollout.protocol import CacheStats
@@ -201,7 +201,7 @@ class WeightGuard:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._tensors: list[Tensor] = []
-        self._adapters: list[LoraLayer] = []
+        self._adapters: list[Any] = []
         self._marks: tuple[object, ...] = ()
         self._sums: tuple[int, ...] | None = None
         self.is_mixed = False
@@ -215,7 +215,7 @@ class WeightGuard:
         """
         if is_idle:
             self._tensors = [*self._module.parameters(), *self._module.buffers()]
-            self._adapters = [m for m in self._module.modules() if isinstance(m, LoraLayer)]
+            self._adapters = [m for m in self._module.modules() if is_adapter_layer(m)]
         marks = self._marks_now()
         is_same = marks == self._marks
         if is_same and is_idle and is_kept:

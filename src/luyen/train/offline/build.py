@@ -13,6 +13,7 @@ from luyen.config.schema.run import RunConfig
 from luyen.data.offline import OfflineData
 from luyen.data.tokenizer import Tokenizer
 from luyen.engine.batch import MicroBatching
+from luyen.engine.fsdp import Shardable
 from luyen.runtime.in_process import LocalWorkers, is_strict
 from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.offline import OfflineRoles, OfflineWorker
@@ -118,12 +119,17 @@ def make_offline_rank(
     import_plugins(config.trainer.plugins)
     engine = join_engine(config, device, rank, ranks, address)
     assert isinstance(engine, ModelsOnRanks), "the configuration was checked"
+
+    def shard(model: Shardable) -> None:
+        compute = engine.lay_out(model)
+        assert compute is None, "rule F13 refuses engines that compute with other weights"
+
     context = WorkerContext(
         config=config,
         tokenizer=load_run_tokenizer(config),
         device=device,
         rank=rank,
-        sharded=engine.lay_out,
+        sharded=shard,
         here=engine.device,
         offloads_optimizer=engine.offload,
     )

@@ -201,7 +201,7 @@ WRONG: list[tuple[str, str]] = [
     ("\n  - class_name: Judge\n", "does not say where to look"),
     ("\n  - class_name: a.b\n    tool_schema: {{type: function}}\n", "a schema holds `function`"),
     ("\n  - mcp: {{}}\n", "exactly one way"),
-    ("\n  - mcp: {{url: x, commnd: y}}\n", "did you mean `command`"),
+    ("\n  - mcp: {{url: 'http://x', commnd: y}}\n", "did you mean `command`"),
 ]
 WRONG_WHEN_LOADED: list[tuple[str, str]] = [
     ("\n  - function: mine.py:plain\n", r"tools\[1\].*it is no tool.*decorate"),
@@ -218,13 +218,13 @@ WRONG_WHEN_LOADED: list[tuple[str, str]] = [
     ("\n  - builtin: calculator\n    1: 2\n", "no such key here"),
     ("\n  - mcp: [a]\n", "expected a mapping"),
     ("\n  - mcp: {{command: 5}}\n", "expected a program"),
-    ("\n  - mcp: {{url: u, start_s: -1}}\n", "expected a number above 0"),
+    ("\n  - mcp: {{url: 'http://u', start_s: -1}}\n", "expected a number above 0"),
     ("\n  - mcp: {{mcp_servers_config_path: gone.json}}\n", "it lists no servers"),
     ("\n  - builtin: calculator\n    config: {{digits: 3}}\n", "the tool has no such setting"),
     ("\n  - builtin: calculator\n    limits: {{retries: 0.5}}\n", "expected a whole number"),
     ("\n  - function: mine.py:shout\n  - function: mine.py:shout\n", "two tools have this name"),
     (
-        "\n  - {{class_name: my.Tool, config: {{type: mcp}}, mcp: {{url: x}}}}\n",
+        "\n  - {{class_name: my.Tool, config: {{type: mcp}}, mcp: {{url: 'http://x'}}}}\n",
         "a class of one's own",
     ),
 ]
