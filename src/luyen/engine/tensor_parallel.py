@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from luyen.base.errors import UserError
+from luyen.models.lora import is_adapter_layer
 from luyen.models.policy import Policy, ValueModel
 
 TENSOR = "tensor"
@@ -244,7 +245,7 @@ def _refuse(policy: Policy, size: int) -> None:
     if len(attentions) != config.num_hidden_layers:
         why = f"how the layers of {kind} are divided is not known"
         raise UserError(FIELD, size, why, "set it to 1, or train a Llama, Qwen 2 or Qwen 3")
-    if "base_layer" in dict(policy.model.get_input_embeddings().named_children()):
+    if is_adapter_layer(policy.model.get_input_embeddings()):
         why = f"the embedding of {kind} has an adapter, whose rows are not divided"
         raise UserError(FIELD, size, why, "leave embed_tokens out of model.target_modules")
     for name in ("num_attention_heads", "intermediate_size", "vocab_size"):
