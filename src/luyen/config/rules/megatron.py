@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from luyen.config.catalog import training_engine
 from luyen.config.megatron_models import why_not
-from luyen.config.rules.optim import models_on_devices
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import FsdpConfig
 from luyen.config.schema.model import ModelConfig
@@ -85,7 +84,7 @@ def megatron_builds_the_model(s: RuleContext) -> Iterator[Finding]:
     if not _is_chosen(s):
         return
     size = s.config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
-    for field, raw in models_on_devices(s):
+    for field, raw in s.models_on_devices():
         reason = why_not(raw, size) if raw else None
         if reason is not None:
             yield Finding(field=field or f"{_ACTOR}.strategy", why=reason[0], fix=reason[1])

@@ -33,7 +33,6 @@ from luyen.config.model_folder.files import (
 from luyen.config.model_folder.tokenizer import vocabulary
 from luyen.config.model_folder.weights import expected_shapes
 from luyen.config.plan import has_teacher
-from luyen.config.rules.optim import models_on_devices
 from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _MODEL = "actor_rollout_ref.model"
@@ -50,7 +49,7 @@ def fast_path_runs_the_model(s: RuleContext) -> Iterator[Finding]:
             why=f"sequences of a {kind} model cannot be packed, which `native` needs",
             fix="set it to hf: slower, through transformers itself",
         )
-    for field, raw in models_on_devices(s):
+    for field, raw in s.models_on_devices():
         kind = raw.get("model_type")
         if kind in PLAIN and max(s.where.rank_groups) > 1:
             why = f"transformers itself runs a {kind} model, which is not sharded"

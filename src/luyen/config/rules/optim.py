@@ -5,11 +5,9 @@ from typing import Any
 
 from luyen.base.errors import did_you_mean
 from luyen.config.catalog import READ_AS_FSDP2, training_engine
-from luyen.config.model_folder.config_json import read_raw
 from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import OptimConfig
-from luyen.config.schema.model import ModelConfig
 
 
 def _sides(s: RuleContext) -> Iterator[tuple[str, OptimConfig]]:
@@ -341,28 +339,8 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
             return
     if engine == "megatron":
         return  # F17 knows which models it divides
-    for field, raw in models_on_devices(s):
+    for field, raw in s.models_on_devices():
         yield from _cannot_divide(field or _TENSOR, raw, size)
-
-
-def models_on_devices(s: RuleContext) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """Configs of the models that the training engine lays over devices, as far as they are known.
-
-    With the key that names each; None: the policy itself.
-    """
-    config, roles = s.config, {role.name for role in s.where.roles}
-    model = config.actor_rollout_ref.model
-    others = {
-        "actor_rollout_ref.ref.path": ("reference", config.actor_rollout_ref.ref.path),
-        "critic.model.path": ("critic", config.critic.model.path),
-    }
-    yield None, read_raw(model) or {}
-    for field, (role, path) in others.items():
-        if role in roles and path is not None:
-            yield field, read_raw(model.model_copy(update={"path": path})) or {}
-    teacher = config.distill.teacher_path
-    if "teacher" in roles and teacher is not None:
-        yield "distill.teacher_path", read_raw(ModelConfig(path=teacher)) or {}
 
 
 def _cannot_divide(field: str, raw: dict[str, Any], size: int) -> Iterator[Finding]:
