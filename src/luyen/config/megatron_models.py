@@ -39,12 +39,14 @@ def why_not(raw: Mapping[str, Any], tensor_size: int) -> tuple[str, str] | None:
 def _unknown(raw: Mapping[str, Any]) -> dict[str, bool]:
     """Parts of an architecture that the engine does not build -> whether this model has them."""
     layers = cast(list[str], raw.get("layer_types") or [])
-    has_window = raw.get("use_sliding_window", raw.get("model_type") == "mistral")
+    is_mistral = raw.get("model_type") == "mistral"
+    has_window = raw.get("use_sliding_window", is_mistral)
+    # transformers gives a Mistral model one where its config.json says nothing.
+    window = raw.get("sliding_window", 4096 if is_mistral else None)
     rotary = cast(dict[str, Any], raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     rotation = rotary.get("rope_type", rotary.get("type", "default"))
     return {
-        "a sliding window": bool(has_window and raw.get("sliding_window"))
-        or "sliding_attention" in layers,
+        "a sliding window": bool(has_window and window) or "sliding_attention" in layers,
         "biases that are not those of Qwen 2": bool(
             raw.get("attention_bias") or raw.get("mlp_bias")
         ),

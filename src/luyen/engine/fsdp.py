@@ -292,7 +292,19 @@ def join_ranks(
     names = ("shard",) if len(shape) == 1 else (REPLICATE, "shard")
     if tensor_size > 1:
         shape, names = (*shape, tensor_size), (*names, TENSOR)
-    return init_device_mesh(device, shape, mesh_dim_names=names)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+    limit_waiting(mesh, timeout_s)
+    return mesh
+
+
+_set_timeout: Any = vars(dist.distributed_c10d)["_set_pg_timeout"]
+"""PyTorch exports it without declaring it."""
+
+
+def limit_waiting(mesh: DeviceMesh, timeout_s: float) -> None:
+    """Give the groups of a mesh this timeout: those that a mesh makes have one of PyTorch's own."""
+    for dimension in range(mesh.ndim):
+        _set_timeout(timedelta(seconds=timeout_s), mesh.get_group(dimension))
 
 
 def leave_ranks() -> None:

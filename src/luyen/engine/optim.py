@@ -224,10 +224,8 @@ class MasterOptimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`; hyperparameters stay as configured."""
+        self.refuse_others(state)
         for name, optimizer in self.optimizers.items():
-            if name not in state:
-                why = f"the checkpoint holds no state of {name}: it was made with another optimizer"
-                raise UserError("optim.name", name, why, "set it as it was")
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state[name]["state"], "param_groups": groups})
         with torch.no_grad():
@@ -235,6 +233,17 @@ class MasterOptimizer:
                 master.copy_(saved)
         if self._compute is not None:
             self._compute.refresh()
+
+    def refuse_others(self, saved: Iterable[str]) -> None:
+        """A UserError unless these parts of a state are those of the optimizers here.
+
+        One that has some of the tensors numbers them otherwise than one that has all.
+        """
+        there = sorted({*saved} - {MASTERS})
+        if there != sorted(self.optimizers):
+            own, others = " and ".join(sorted(self.optimizers)), " and ".join(there)
+            why = f"the checkpoint holds the state of {others}: it was made with another optimizer"
+            raise UserError("optim.name", own, why, "set it as it was")
 
     def separate_masters(self) -> list[Tensor]:
         """Masters of the parameters whose export dtype is not fp32."""

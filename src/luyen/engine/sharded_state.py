@@ -54,8 +54,9 @@ def load_role(folder: Path, name: str, module: nn.Module, optimizer: MasterOptim
         restore_role(state, name, module, optimizer)
         return
     restore_parameters(module, load_state(folder, name, into=export_parameters(module)))
-    into = optimizer.state_dict()
-    if not read_json(folder / f"{part}.json")["state"][ADAMW]["state"]:
+    saved, into = read_json(folder / f"{part}.json")["state"], optimizer.state_dict()
+    optimizer.refuse_others(saved)
+    if not saved[ADAMW]["state"]:
         into[ADAMW]["state"] = {}  # saved before the first step
     optimizer.load_state_dict(load_state(folder, part, into=into))
 

@@ -101,6 +101,8 @@ class SupervisedEngine:
         """
         masked = [] if dropout_key is None else dropout_layers(self.policy)
         indices = count()
+        if dropout_key is not None:
+            begin_pass(masked, dropout_key, 0)  # of a rank whose passes are all dummies
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place

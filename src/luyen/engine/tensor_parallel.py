@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from luyen.base.errors import UserError
+from luyen.models.lora import is_adapter_layer
 from luyen.models.policy import Policy, ValueModel
 
 TENSOR = "tensor"
@@ -230,7 +231,7 @@ def divide_layers(module: Policy | ValueModel, mesh: DeviceMesh) -> None:
             _divide_writing(part.get_submodule("down_proj"), ranks, divider)
     divider.divide(embedding, Shard(0))
     _look_up_own_rows(embedding, ranks)
-    divider.divide(policy.head.linear, Shard(0))
+    _divide_outputs(policy.head.linear, divider)
     policy.vocabulary_split = ranks
     for part in list(module.modules()):
         divider.divide(part, Replicate())
@@ -244,6 +245,9 @@ def _refuse(policy: Policy, size: int) -> None:
     if len(attentions) != config.num_hidden_layers:
         why = f"how the layers of {kind} are divided is not known"
         raise UserError(FIELD, size, why, "set it to 1, or train a Llama, Qwen 2 or Qwen 3")
+    if is_adapter_layer(policy.model.get_input_embeddings()):
+        why = f"the embedding of {kind} has an adapter, whose rows are not divided"
+        raise UserError(FIELD, size, why, "leave embed_tokens out of model.target_modules")
     for name in ("num_attention_heads", "intermediate_size", "vocab_size"):
         number = vars(config)[name]
         if number % size:
@@ -302,12 +306,7 @@ def _divide_reading(
 ) -> None:
     """Divide outputs of projections; with `ranks`, what the owner reads enters the ranks."""
     for name in names:
-        for linear, part in _linears(owner.get_submodule(name)):
-            if part == "lora_A":  # whole, and read by columns of lora_B
-                views = {"weight": _View(is_partial=True)}
-                divider.divide(linear, Replicate(), views)
-            else:
-                divider.divide(linear, Shard(0))
+        _divide_outputs(owner.get_submodule(name), divider)
     if ranks is not None:
         enter = ranks.enter
 
@@ -317,6 +316,14 @@ def _divide_reading(
             return given, {**named, "hidden_states": enter(named["hidden_states"])}
 
         owner.register_forward_pre_hook(entered, with_kwargs=True)
+
+
+def _divide_outputs(projection: nn.Module, divider: _Divider) -> None:
+    for linear, part in _linears(projection):
+        if part == "lora_A":  # whole, and read by columns of lora_B
+            divider.divide(linear, Replicate(), {"weight": _View(is_partial=True)})
+        else:
+            divider.divide(linear, Shard(0))
 
 
 def _keep_whole(projection: nn.Module, rows: list[int], divider: _Divider) -> None:

@@ -103,14 +103,14 @@ def score_split(
 ) -> TokenScores:
     """`luyen.models.head.score` over the ranks' rows, with the same numbers up to rounding."""
     size = max(1, _CHUNK_NUMBERS[hidden.device.type] // split.rows)
-    is_long = hidden.shape[0] > size and torch.is_grad_enabled()
+    is_made_again = (head.is_fused or hidden.shape[0] > size) and torch.is_grad_enabled()
 
     def chunk(h: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         return _score_rows(head, split, h, t, temperature, entropy_gradient=entropy_gradient)
 
     entered = split.enter(hidden)
     chunks = [
-        checkpoint(chunk, h, t, use_reentrant=False) if is_long else chunk(h, t)
+        checkpoint(chunk, h, t, use_reentrant=False) if is_made_again else chunk(h, t)
         for h, t in zip(entered.split(size), targets.split(size), strict=True)
     ]
     logp, spread, peaked, is_top = (torch.cat(column) for column in zip(*chunks, strict=True))

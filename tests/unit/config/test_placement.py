@@ -1,5 +1,9 @@
 """Pools, copies and shards in the plan of a run, against numbers worked out by hand."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from luyen.config.check import Report, check
@@ -105,6 +109,59 @@ def test_layers_that_devices_cannot_divide_are_refused(name: str):
     [problem] = [p for p in report.problems if p.id == "F10"]
     assert f"{name} is {odd}" in problem.why
     assert problem.fix == f"set it to a divisor of {odd}"
+
+
+OTHERS = {
+    "critic.model.path": ("algorithm.adv_estimator=gae", f"{ARR}.rollout.n=1"),
+    f"{ARR}.ref.path": (f"{ARR}.actor.use_kl_loss=true",),
+    "distill.teacher_path": ("distill.on_policy=true",),
+}
+"""Key of another model than the policy -> words with which a run has it."""
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_every_model_on_the_devices_is_one_that_they_divide(key: str, tmp_path: Path):
+    def refused(*words: str) -> list[tuple[str, str]]:
+        named = f"{key}={tmp_path}"
+        report = report_of("trainer.n_gpus_per_node=2", named, *OTHERS[key], *words)
+        ids = ("F10", "F17", "M08")
+        return [(p.id, p.why) for p in report.problems if p.id in ids and p.field == key]
+
+    def names(**config: Any) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+
+    divided, megatron = f"{FSDP}.tensor_parallel_size=2", f"{ARR}.actor.strategy=megatron"
+    names(num_attention_heads=3)
+    assert refused() == []
+    why = "the model's num_attention_heads is 3, which 2 devices cannot divide"
+    assert refused(divided) == [("F10", why)]
+    assert refused(divided, megatron) == [("F17", why)]
+    names(model_type="gemma2")
+    assert refused(divided) == [
+        ("F10", "how the layers of a gemma2 model are divided is not known")
+    ]
+    assert [name for name, _ in refused(megatron)] == ["F17"]
+    names(model_type="mamba")
+    assert refused() == [("M08", "transformers itself runs a mamba model, which is not sharded")]
+
+
+def test_an_adapter_of_the_embedding_is_not_divided():
+    words = (f"{ARR}.model.lora_rank=4", "trainer.n_gpus_per_node=2")
+    target = f"{ARR}.model.target_modules=[q_proj, embed_tokens]"
+    assert "F11" not in [p.id for p in report_of(*words, target).problems]
+    report = report_of(*words, target, f"{FSDP}.tensor_parallel_size=2")
+    [problem] = [p for p in report.problems if p.id == "F11"]
+    assert problem.field == f"{ARR}.model.target_modules"
+
+
+def test_an_adapter_of_the_output_layer_is_refused_on_a_gpu(tmp_path: Path):
+    def found(device: str) -> list[str]:
+        words = (f"{ARR}.model.lora_rank=4", f"{ARR}.model.target_modules=[q_proj, lm_head]")
+        report = report_of(*words, f"{ARR}.model.path={tmp_path}", f"trainer.device={device}")
+        return [p.fix for p in report.problems if p.id == "M12"]
+
+    assert found("cpu") == []
+    assert found("cuda") == ["leave lm_head out"]
 
 
 def test_devices_that_divide_layers_gather_a_part_and_hold_as_much():

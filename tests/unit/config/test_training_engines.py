@@ -85,6 +85,7 @@ LLAMA = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads":
         ({**LLAMA, "attention_dropout": 0.1}, "dropout"),
         ({**LLAMA, "rope_scaling": {"type": "dynamic"}}, "dynamic"),
         ({**LLAMA, "model_type": "mistral", "sliding_window": 8}, "sliding window"),
+        ({**LLAMA, "model_type": "mistral"}, "sliding window"),
         ({**LLAMA, "num_key_value_heads": 2}, "num_key_value_heads is 2, which 4"),
     ],
 )
@@ -97,6 +98,7 @@ def test_models_that_megatron_would_compute_otherwise_are_refused(raw: dict[str,
 def test_windows_that_are_switched_off_are_no_reason():
     raw = {**LLAMA, "model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False}
     assert why_not(raw, 4) is None
+    assert why_not({**LLAMA, "model_type": "mistral", "sliding_window": None}, 4) is None
 
 
 def test_the_plan_counts_what_megatron_computes_with_beside_the_masters():

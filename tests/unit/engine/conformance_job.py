@@ -1,6 +1,6 @@
 """What every training engine must do, by the methods of its protocol alone."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +39,21 @@ class Form:
     kind: str = "llama"
     model: dict[str, Any] = field(default_factory=dict)
     lora_rank: int = 0
+    target_modules: tuple[str, ...] = ("all-linear",)
     sequences: int | None = None
     is_checkpointed: bool = False
 
     @property
     def alone(self) -> "Form":
         """The same model, trained by `single`."""
-        return Form(
-            engine="single",
-            kind=self.kind,
-            model=self.model,
-            lora_rank=self.lora_rank,
-            sequences=self.sequences,
-            is_checkpointed=self.is_checkpointed,
-        )
+        return replace(self, engine="single", config={})
 
 
 def make_policy(form: Form, *, lora_rank: int = 0) -> Policy:
     small = {"hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.1}
     net = tiny_net(form.kind, **{**small, **form.model}).to(device=DEVICE)
     if lora_rank:
-        lora = ModelConfig(path="", lora_rank=lora_rank, target_modules=["all-linear"])
+        lora = ModelConfig(path="", lora_rank=lora_rank, target_modules=form.target_modules)
         add_adapter(net, lora)
         for name, parameter in net.named_parameters():
             if "lora_B" in name:  # it starts at 0, where half of the gradients are 0

@@ -144,6 +144,16 @@ def test_the_state_of_another_optimizer_is_refused():
         made(own, "muon").load_state_dict(optimizer.state_dict())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_adamw_does_not_take_the_moments_of_a_few_tensors_for_those_of_all(name: str):
+    own = parameters()
+    optimizer = made(own, name)
+    advance(own, optimizer, 0)
+    assert "adamw" in optimizer.optimizers, "it has the tensors that the other one leaves"
+    with pytest.raises(UserError, match=f"the state of adamw and {name}: .* another optimizer"):
+        made(parameters(), "adamw").load_state_dict(optimizer.state_dict())
+
+
 def test_muon_gets_the_matrices_of_decoder_layers():
     net = tiny_net()
     optimizer = build_optimizer(net, optim("muon"))

@@ -4,6 +4,7 @@ Bars (fp32): losses 1e-5 absolute, norms of gradients 1e-4 relative, log-probabi
 1e-4 absolute. Digests are equal to the bit where weights are: at the start, and after loading.
 """
 
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,19 @@ import torch
 
 from luyen.base.errors import UserError
 from luyen.config.catalog import TRAINING_ENGINES
+from luyen.engine.fsdp import join_ranks, leave_ranks
 from luyen.engine.tensor_parallel import divide_layers
 from luyen.runtime.training import RankPlace
 from tests.tiny_models import DEVICE, tiny_policy
-from tests.unit.engine.conformance_job import SAVED_AT, STEPS, Course, Form, be_rank, run
+from tests.unit.engine.conformance_job import (
+    SAVED_AT,
+    STEPS,
+    Course,
+    Form,
+    be_rank,
+    make_policy,
+    run,
+)
 from tests.worlds import run_together
 
 TWO = {"tensor_parallel_size": 2}
@@ -25,6 +35,9 @@ FORMS = {
     "whole": Form(),
     "copies": Form(config={"fsdp_size": 1}),
     "layers, qwen2, tied": Form(config=TWO, kind="qwen2", model={"tie_word_embeddings": True}),
+    "layers, adapter of the output layer": Form(
+        config=TWO, lora_rank=4, target_modules=("q_proj", "lm_head")
+    ),
 }
 MORE_FORMS = {
     "qwen3, more ranks than key heads": Form(config={"tensor_parallel_size": 4}, kind="qwen3"),
@@ -147,6 +160,9 @@ def test_unknown_layers_and_sizes_that_do_not_divide_are_refused():
         divide_layers(tiny_policy("gemma2"), mesh)
     with pytest.raises(UserError, match="intermediate_size of LlamaForCausalLM is 98"):
         divide_layers(tiny_policy("llama", intermediate_size=98), mesh)
+    form = Form(lora_rank=4, target_modules=("q_proj", "embed_tokens"))
+    with pytest.raises(UserError, match="embedding of LlamaForCausalLM has an adapter"):
+        divide_layers(make_policy(form, lora_rank=4), mesh)
 
 
 @pytest.mark.slow
@@ -154,6 +170,18 @@ def test_unknown_layers_and_sizes_that_do_not_divide_are_refused():
 def test_four_ranks_divide_more_models(tmp_path: Path, name: str):
     run_forms(tmp_path, {name: MORE_FORMS[name]}, (4,))
     demand_conformance(tmp_path, name, 4)
+
+
+def demand_timeouts(folder: Path, rank: int) -> None:
+    mesh = join_ranks(rank, 4, f"file://{folder}/meeting", tensor_size=2, timeout_s=77)
+    for dimension in range(mesh.ndim):
+        backend: Any = mesh.get_group(dimension)._get_backend(torch.device("cpu"))
+        assert (backend.size(), backend.options._timeout) == (2, timedelta(seconds=77))
+    leave_ranks()
+
+
+def test_ranks_that_divide_layers_wait_for_each_other_as_long_as_all(tmp_path: Path):
+    run_together(demand_timeouts, [(tmp_path, rank) for rank in range(4)], tmp_path, limit_s=120)
 
 
 def test_every_engine_on_many_devices_is_tried():

@@ -23,7 +23,7 @@ from luyen.config.model_memory import trainable
 from luyen.config.optimizer_memory import adapter_tensors
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.config.schema.model import ModelConfig
-from luyen.engine.batch import MicroBatching, pack
+from luyen.engine.batch import MicroBatching, pack, split_batch
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.supervised import SupervisedEngine, TokenAggregation
 from luyen.models.adapter_dropout import AdapterDropout, dropout_layers
@@ -258,6 +258,22 @@ def test_layers_and_micro_batches_have_masks_of_their_own():
     assert not any(torch.equal(a, b) for a, b in pairs)
     shares = torch.cat([one.flatten() for one in seen]).float().mean()
     assert float(shares) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_rank_without_a_row_takes_the_step_of_the_others():
+    """Its passes compute nothing that counts, through the same layers."""
+    policy = made(lora_dropout=0.3)
+    disturb(policy)
+    before = adapter_state(policy.model)
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    weighed = TokenAggregation().weigh(batch().take([0]))
+    _, idle = split_batch(weighed, MicroBatching(sequences=1), ranks=2)
+    assert idle.passes == ((),)
+    workers: Any = learner(policy).workers
+    done = workers.worker.update(idle, lr=LR, dropout_key=5)
+    assert done.stepped.is_applied
+    assert done.stepped.grad_norm == 0.0
+    assert all(torch.equal(t, before[name]) for name, t in adapter_state(policy.model).items())
 
 
 def test_without_training_nothing_is_masked_and_without_a_key_nothing_trains():

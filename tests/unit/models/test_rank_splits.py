@@ -88,6 +88,31 @@ def test_parts_of_the_vocabulary_give_the_scores_of_the_whole(ranks: int):
     torch.testing.assert_close(found.logp.detach(), plain, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_fused_head_keeps_no_logits_between_the_passes(is_fused: bool):
+    """They are computed again, to the same gradient."""
+    torch.manual_seed(0)
+    linear = nn.Linear(6, 16, bias=False)
+    head = Head(linear=linear, vocabulary=11, is_fused=is_fused)
+    hidden, targets = torch.randn(5, 6, requires_grad=True), torch.tensor([0, 3, 7, 8, 10])
+    kept: list[torch.Size] = []
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x.shape)
+        return x
+
+    split = Recorded(first=0, rows=16)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        found = score_split(head, split, hidden, targets, entropy=True)
+    assert (torch.Size((5, 16)) in kept) is not is_fused
+    assert found.entropy is not None
+    (found.logp.sum() + found.entropy.sum()).backward()
+    p = (hidden @ linear.weight.T)[:, :11].log_softmax(-1)
+    wanted = p.gather(-1, targets[:, None]).sum() - (p.exp() * p).sum()
+    (slope,) = torch.autograd.grad(wanted, hidden)
+    torch.testing.assert_close(hidden.grad, slope, rtol=0, atol=1e-5)
+
+
 @given(
     rows=st.integers(1, 7), columns=st.integers(1, 9), cut=st.integers(0, 9), down=st.integers(0, 7)
 )

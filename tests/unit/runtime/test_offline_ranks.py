@@ -5,13 +5,17 @@ they have moved by up to 3e-3. In bf16 gradients are rounded in other parts, whi
 second digit once weights have been rounded too; a weight may be off by its last bit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import luyen.train.builders.ray
+from luyen.config.check import check
+from luyen.runtime.training import ModelsOnRanks
+from luyen.train.offline.build import STAGES, make_offline_rank
 from tests.unit.runtime.offline_job import CASES, SAVED_AT, STEPS, go_on, main, train
 from tests.worlds import run_together
 
@@ -81,3 +85,17 @@ def test_what_one_world_saves_another_continues(worlds: Path, case: str):
         demand_equal(results(worlds, world)[f"{case}, gone on"], wanted, tolerance(case))
     alone = go_on(CASES[case], 0, 1, None, worlds / "world_2" / case)
     demand_equal(alone, wanted, tolerance(case))
+
+
+@pytest.mark.parametrize("is_offloaded", [True, False])
+def test_the_optimizer_of_a_rank_is_where_its_engine_says(
+    monkeypatch: pytest.MonkeyPatch, is_offloaded: bool
+):
+    """One GPU may train as a rank on Ray too: its weights are whole."""
+    engine = ModelsOnRanks(lay_out=lambda _: None, offload=is_offloaded)
+    monkeypatch.setattr(luyen.train.builders.ray, "join_engine", lambda *_: engine)
+    returned: Any = lambda context: context  # noqa: E731
+    monkeypatch.setitem(STAGES, "sft", replace(STAGES["sft"], worker=returned))
+    rows = ("data.train_files=arithmetic://sum?traces=1", "trainer.stage=sft")
+    context: Any = make_offline_rank(check([], rows).config, "cuda", 0, 1, "nowhere")
+    assert context.offloads_optimizer == is_offloaded

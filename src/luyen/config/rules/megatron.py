@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from luyen.config.catalog import training_engine
 from luyen.config.megatron_models import why_not
-from luyen.config.model_folder.config_json import read_raw
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import FsdpConfig
 from luyen.config.schema.model import ModelConfig
@@ -82,10 +81,10 @@ def megatron_has_ranks(s: RuleContext) -> Iterator[Finding]:
 @rule("F17", "error")
 def megatron_builds_the_model(s: RuleContext) -> Iterator[Finding]:
     """`megatron` builds Llama, Mistral, Qwen 2 and Qwen 3, of sizes that the devices divide."""
-    raw = read_raw(s.config.actor_rollout_ref.model)
-    if not _is_chosen(s) or not raw:
+    if not _is_chosen(s):
         return
     size = s.config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
-    reason = why_not(raw, size)
-    if reason is not None:
-        yield Finding(field=f"{_ACTOR}.strategy", why=reason[0], fix=reason[1])
+    for field, raw in s.models_on_devices():
+        reason = why_not(raw, size) if raw else None
+        if reason is not None:
+            yield Finding(field=field or f"{_ACTOR}.strategy", why=reason[0], fix=reason[1])

@@ -16,6 +16,7 @@ from luyen.config.model_folder.check import (
     trained_settings,
 )
 from luyen.config.model_folder.config_json import (
+    PLAIN,
     brings_code,
     most_positions,
     plain_type,
@@ -42,20 +43,18 @@ def fast_path_runs_the_model(s: RuleContext) -> Iterator[Finding]:
     """A model that only transformers runs uses the rollout engine `hf`, and is not sharded."""
     model, rollout = s.config.actor_rollout_ref.model, s.config.actor_rollout_ref.rollout
     kind = plain_type(model)
-    if kind is None:
-        return
-    if s.config.trainer.stage == "rl" and rollout.name == "native":
+    if kind is not None and s.config.trainer.stage == "rl" and rollout.name == "native":
         yield Finding(
             field="actor_rollout_ref.rollout.name",
             why=f"sequences of a {kind} model cannot be packed, which `native` needs",
             fix="set it to hf: slower, through transformers itself",
         )
-    if max(s.where.rank_groups) > 1:
-        yield Finding(
-            field="trainer.n_gpus_per_node",
-            why=f"transformers itself runs a {kind} model, which is not sharded",
-            fix="train it on one device",
-        )
+    for field, raw in s.models_on_devices():
+        kind = raw.get("model_type")
+        if kind in PLAIN and max(s.where.rank_groups) > 1:
+            why = f"transformers itself runs a {kind} model, which is not sharded"
+            fix = "train it on one device" if field is None else "name another, or use one device"
+            yield Finding(field=field or "trainer.n_gpus_per_node", why=why, fix=fix)
 
 
 @rule("M09", "note")
@@ -338,6 +337,10 @@ def _faults(s: RuleContext, field: str, use: _Use, folder: Path) -> list[Invalid
 # M: the adapter fits the model, and the teacher's tokenizer the student's.
 
 
+_HEADS = ("lm_head", "embed_out")
+"""Names of output layers."""
+
+
 @rule("M12", "error")
 def adapter_fits_the_model(s: RuleContext) -> Iterator[Finding]:
     """An adapter is put on linear layers that the model has, with the scale it was trained with."""
@@ -352,6 +355,10 @@ def adapter_fits_the_model(s: RuleContext) -> Iterator[Finding]:
         for name in model.target_modules:
             if not any(layer == name or layer.endswith(f".{name}") for layer in there):
                 yield Finding(field=field, why=f"the model has no linear layer `{name}`", fix=fix)
+    heads = {name for name in model.target_modules if name.rpartition(".")[2] in _HEADS}
+    if heads and s.where.device == "cuda":
+        why = "the output layer gets an adapter, and scores on a GPU are made from one weight"
+        yield Finding(field=field, why=why, fix=f"leave {min(heads)} out")
     for name, trained in _trained_settings(model.lora_adapter_path).items():
         if trained != getattr(model, name):
             why = f"the adapter in {model.lora_adapter_path} was trained with {trained}"

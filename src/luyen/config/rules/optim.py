@@ -1,10 +1,10 @@
 """M, F: optimizers, 4-bit weights, adapters; training engines, and what devices divide."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from luyen.base.errors import did_you_mean
 from luyen.config.catalog import READ_AS_FSDP2, training_engine
-from luyen.config.model_folder.config_json import read_raw
 from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import OptimConfig
@@ -339,18 +339,24 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
             return
     if engine == "megatron":
         return  # F17 knows which models it divides
-    raw = read_raw(s.config.actor_rollout_ref.model) or {}
-    kind = raw.get("model_type")
+    for field, raw in s.models_on_devices():
+        yield from _cannot_divide(field or _TENSOR, raw, size)
+
+
+def _cannot_divide(field: str, raw: dict[str, Any], size: int) -> Iterator[Finding]:
+    """Why so many devices cannot divide the layers of a model."""
+    kind, is_other = raw.get("model_type"), field != _TENSOR
     if raw and kind not in _DIVIDED:
         why = f"how the layers of a {kind} model are divided is not known"
-        fix = f"set it to 1, or train one of {', '.join(_DIVIDED)}"
-        yield Finding(field=_TENSOR, why=why, fix=fix)
+        fix = f"set {_TENSOR} to 1, or name one of {', '.join(_DIVIDED)}"
+        yield Finding(field=field, why=why, fix=fix)
         return
     for name in ("num_attention_heads", "intermediate_size", "vocab_size"):
         number = raw.get(name)
         if isinstance(number, int) and number % size:
             why = f"the model's {name} is {number}, which {size} devices cannot divide"
-            yield Finding(field=_TENSOR, why=why, fix=f"set it to a divisor of {number}")
+            fix = f"set {_TENSOR if is_other else 'it'} to a divisor of {number}"
+            yield Finding(field=field, why=why, fix=fix)
 
 
 @rule("F11", "error")
@@ -385,11 +391,19 @@ def divided_layers_go_with_the_rest(s: RuleContext) -> Iterator[Finding]:
             model.lora_rank > 0 and model.lora_dropout > 0,
             "ranks would drop the same places of different inputs",
         ),
+        "actor_rollout_ref.model.target_modules": (
+            model.lora_rank > 0 and "embed_tokens" in _last_names(model.target_modules),
+            "the rows of an embedding with an adapter are not divided",
+        ),
     }
     for field, (is_set, why) in reasons.items():
         if is_set:
             fix = f"drop the line, or set {_TENSOR} to 1"
             yield Finding(field=field, why=why, fix=fix)
+
+
+def _last_names(modules: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in modules}
 
 
 _POOLS = ("actor_rollout_ref.ref", "critic")

@@ -10,9 +10,11 @@ from luyen.config.catalog import EstimatorFacts, LossFacts
 from luyen.config.fields import all_fields
 from luyen.config.machine import Machine
 from luyen.config.memory import MemoryPlan
+from luyen.config.model_folder.config_json import read_raw
 from luyen.config.plan import BatchPlan, Placement, is_pure_distillation, loss_in_force
 from luyen.config.plugins import PluginRegistry
 from luyen.config.problem import Severity
+from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.run import RunConfig
 
 
@@ -72,6 +74,24 @@ class RuleContext:
         trainer = self.config.trainer
         root = expanded(trainer.default_local_dir)
         return root / trainer.project_name / trainer.experiment_name
+
+    def models_on_devices(self) -> Iterator[tuple[str | None, dict[str, Any]]]:
+        """Configs of the models that the training engine lays over devices, where they are known.
+
+        With the key that names each; None: the policy itself.
+        """
+        arr, roles = self.config.actor_rollout_ref, {role.name for role in self.where.roles}
+        yield None, read_raw(arr.model) or {}
+        others = {
+            "actor_rollout_ref.ref.path": ("reference", arr.ref.path),
+            "critic.model.path": ("critic", self.config.critic.model.path),
+        }
+        for field, (role, path) in others.items():
+            if role in roles and path is not None:
+                yield field, read_raw(arr.model.model_copy(update={"path": path})) or {}
+        teacher = self.config.distill.teacher_path
+        if "teacher" in roles and teacher is not None:
+            yield "distill.teacher_path", read_raw(ModelConfig(path=teacher)) or {}
 
 
 @final

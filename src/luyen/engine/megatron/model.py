@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
-from luyen.engine.fsdp import join_ranks
+from luyen.engine.fsdp import join_ranks, limit_waiting
 from luyen.engine.megatron.fused_weights import (
     AttentionHeads,
     FusedWeight,
@@ -217,7 +217,7 @@ def _builders() -> tuple[Any, Any, Any]:
     return GPTModel, get_gpt_layer_local_spec, TransformerConfig
 
 
-def _divide_ranks(tensor_size: int) -> None:
+def _divide_ranks(tensor_size: int, timeout_s: float) -> None:
     """Tell Megatron which ranks of the process group divide layers: consecutive ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -226,7 +226,9 @@ def _divide_ranks(tensor_size: int) -> None:
     warnings.filterwarnings("ignore", module=r"megatron\.")
     parallel_state.destroy_model_parallel()  # that of a process group that is gone
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor_size, create_gloo_process_groups=False
+        tensor_model_parallel_size=tensor_size,
+        distributed_timeout_minutes=timeout_s / 60,
+        create_gloo_process_groups=False,
     )
 
 
@@ -239,6 +241,8 @@ def join_megatron_ranks(
 ) -> DeviceMesh:
     """Join the process group; `tensor_size` consecutive ranks divide each layer."""
     join_ranks(rank, world, address, device=device, timeout_s=timeout_s)
-    _divide_ranks(tensor_size)
+    _divide_ranks(tensor_size, timeout_s)
     places = torch.arange(world).view(-1, tensor_size).t().contiguous()
-    return DeviceMesh(device, places, mesh_dim_names=(TENSOR, SHARD))
+    mesh = DeviceMesh(device, places, mesh_dim_names=(TENSOR, SHARD))
+    limit_waiting(mesh, timeout_s)
+    return mesh

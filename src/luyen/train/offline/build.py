@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from luyen.base.rundir import RunDirectory
-from luyen.config.plan import Placement, ranks_per_shard
+from luyen.config.optimizer_memory import is_optimizer_offloaded
+from luyen.config.plan import Placement, ranks_per_sequence, ranks_per_shard
 from luyen.config.schema.run import RunConfig
 from luyen.data.offline import OfflineData
 from luyen.data.tokenizer import Tokenizer
@@ -62,7 +63,14 @@ def build_offline_roles(config: RunConfig, tokenizer: Tokenizer, where: Placemen
 
 def local_offline_roles(config: RunConfig, tokenizer: Tokenizer, device: str) -> OfflineRoles:
     """The models of a stage in this process."""
-    context = WorkerContext(config=config, tokenizer=tokenizer, device=device)
+    context = WorkerContext(
+        config=config,
+        tokenizer=tokenizer,
+        device=device,
+        offloads_optimizer=is_optimizer_offloaded(
+            config.actor_rollout_ref.actor.fsdp_config, device, 1
+        ),
+    )
     worker = STAGES[config.trainer.stage].worker(context)
     return OfflineRoles(LocalWorkers(worker, is_strict=is_strict()), _passes(config))
 
@@ -123,9 +131,10 @@ def make_offline_rank(
         rank=rank,
         sharded=shard,
         here=engine.device,
+        offloads_optimizer=engine.offload,
     )
     return STAGES[config.trainer.stage].worker(context)
 
 
 def _passes(config: RunConfig) -> MicroBatching:
-    return actor_passes(config.actor_rollout_ref.actor).on_ranks(ranks_per_shard(config))
+    return actor_passes(config.actor_rollout_ref.actor).on_ranks(ranks_per_sequence(config))

@@ -7,7 +7,6 @@ from typing import Any, Protocol, final
 import torch
 
 from luyen.base.rundir import RunDirectory
-from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.schema.run import RunConfig
 from luyen.data.formats.detect import Kind
 from luyen.data.offline import OfflineData
@@ -81,7 +80,7 @@ class WorkerContext:
 
     Example:
         >>> sorted(WorkerContext.__slots__)
-        ['config', 'device', 'here', 'rank', 'sharded', 'tokenizer']
+        ['config', 'device', 'here', 'offloads_optimizer', 'rank', 'sharded', 'tokenizer']
     """
 
     config: RunConfig
@@ -96,12 +95,8 @@ class WorkerContext:
     """Shards a model over the ranks; None: models are whole."""
     here: torch.device | None = None
     """Device of passes, if weights may be offloaded."""
-
-    @property
-    def offloads_optimizer(self) -> bool:
-        """Whether the optimizer of whole weights is in host memory."""
-        fsdp_config = self.config.actor_rollout_ref.actor.fsdp_config
-        return is_optimizer_offloaded(fsdp_config, self.device, 1 if self.sharded is None else 2)
+    offloads_optimizer: bool = False
+    """Whether the optimizer of whole weights is in host memory."""
 
     def frozen(self, policy: Policy) -> FrozenPolicy:
         """A policy that only scores, at temperature 1."""
