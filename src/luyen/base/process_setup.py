@@ -7,6 +7,7 @@ on ARM under Linux, sums every row alike, single ones apart (`luyen.models.batch
 
 import functools
 import gc
+import logging
 import os
 import platform
 from collections.abc import Generator
@@ -15,12 +16,15 @@ from importlib import metadata
 from pathlib import Path
 
 _VARIABLE = "MKL_CBWR"
+_UNUSED_KERNEL = "bitsandbytes.backends.cpu.ops"
+"""Logger that asks, on some CPUs, for another package with a product that Luyen does not use."""
 
 
 def prepare_process() -> None:
     """Ask MKL for results that do not depend on batch size; a user's own setting is kept."""
     if has_mkl():
         os.environ.setdefault(_VARIABLE, f"{instruction_set()},STRICT")
+    logging.getLogger(_UNUSED_KERNEL).setLevel(logging.ERROR)
 
 
 def has_mkl() -> bool:

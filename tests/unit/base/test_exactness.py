@@ -1,5 +1,7 @@
 """Padding and the promise follow the branch that MKL was asked for, and the kind of processor."""
 
+import logging
+
 import pytest
 
 from luyen.base import process_setup
@@ -33,6 +35,14 @@ def test_strict_is_asked_for_where_nothing_was(monkeypatch: pytest.MonkeyPatch):
     process_setup.prepare_process()
     assert process_setup.instruction_set_in_force() == process_setup.instruction_set()
     assert not process_setup.is_promised("bfloat16")
+
+
+def test_a_kernel_that_is_not_used_is_not_asked_for():
+    """It is asked for on processors with avx512_bf16, by each command that loads peft."""
+    asking = pytest.importorskip("bitsandbytes.backends.cpu.ops")
+    asking.logger.setLevel(logging.NOTSET)
+    process_setup.prepare_process()
+    assert not asking.logger.isEnabledFor(logging.WARNING)
 
 
 @pytest.mark.parametrize(("vendor", "promised"), [("GenuineIntel", True), ("AuthenticAMD", False)])

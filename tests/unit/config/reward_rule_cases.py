@@ -6,6 +6,7 @@ GATE = "gate: {by:"
 POLICY = "{judge: {base_url: 'engine://', prompt: '{answer}'}}"
 OWN = "reward.custom_reward_function.path=PLUGIN"
 CODE = "reward.components={right: {rule: code}}"
+OF_ROWS = "data.train_files=ROWS"
 TURNS = "actor_rollout_ref.rollout.multi_turn"
 PYTHON = (f"{TURNS}.enable=true", f"{TURNS}.tool_config_path=PROGRAMS")
 
@@ -60,11 +61,11 @@ REWARD_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("reward.cache.enable=true", f"reward.components={{a: {POLICY}, b: {{rule: exact}}}}"),
     ),
     "Z01": (
-        (CODE, "sandbox.require=[files]", "BARE"),
-        (CODE, "sandbox.require=[network]", "BARE"),
+        (CODE, OF_ROWS, "sandbox.require=[files]", "BARE"),
+        (CODE, OF_ROWS, "sandbox.require=[network]", "BARE"),
     ),
     "Z02": ((*PYTHON, "BARE"), PYTHON),
-    "Z03": ((CODE,), (CODE, "sandbox.require=[verdicts]")),
+    "Z03": ((CODE, OF_ROWS), (CODE, OF_ROWS, "sandbox.require=[verdicts]")),
     "Z04": (("sandbox.require=[files]",), (*PYTHON, "sandbox.require=[files]")),
     "W14": (
         ("reward.components={form: {rule: regex, kwargs: {pattern: '(a'}}}",),

@@ -166,3 +166,21 @@ def test_an_adapter_that_is_loaded_has_no_beginning_of_its_own(places: dict[str,
     loaded = "actor_rollout_ref.model.lora_adapter_path=some/folder"
     assert not any(p.id == "M03" for p in problems(words, places))
     assert any(p.id == "M03" for p in problems((*words, loaded), places))
+
+
+@pytest.mark.parametrize(
+    ("routes", "is_refused"),
+    [
+        ("{'*': [code]}", True),
+        ("{'arithmetic/*': [exact], '*': [code]}", False),
+        ("{'other/*': [code]}", False),
+    ],
+)
+def test_a_rule_of_a_route_that_rows_take_can_read_them(
+    routes: str, is_refused: bool, places: dict[str, str]
+) -> None:
+    """A number as ground truth holds no tests: every score would be a fault."""
+    found = {p.field for p in problems((f"reward.routes={routes}",), places) if p.id == "W18"}
+    assert found == ({"reward.routes"} if is_refused else set())
+    component = problems(("reward.components={a: {rule: code}}",), places)
+    assert "reward.components" in {p.field for p in component if p.id == "W18"}

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from jsonschema import Draft202012Validator
@@ -388,6 +389,7 @@ def _wrong(pattern: Any) -> str | None:
 
 _CARRIED = {
     "choice": "a letter as ground truth",
+    "code": "tests",
     "ifeval": "instructions",
     "json_schema": "a schema",
     "reasoning_gym": "an entry of reasoning_gym",
@@ -415,15 +417,31 @@ def lengths_lie_within_a_response(s: RuleContext) -> Iterator[Finding]:
 
 @rule("W18", "error")
 def rows_have_what_rules_read(s: RuleContext) -> Iterator[Finding]:
-    """Rows of a built-in task carry what the rules of the components read of a row."""
+    """Rows of a built-in task carry what the rules of components and routes read of a row."""
     files = s.config.data.train_files
     if not files or any(path.partition("://")[0] not in _PLAIN for path in files):
         return
-    for path, node in nodes(read_components(s.config.reward)[0]):
+    for field, path, node in [*_components(s), *_rules_of_routes(s)]:
         if node.rule in _CARRIED and not _brings_its_own(node):
             why = f"`{path}`: the rule `{node.rule}` reads {_CARRIED[node.rule]} of a row, and "
             why += f"those of {files[0]} have none"
-            yield Finding(field=_COMPONENTS, why=why, fix="choose a rule such as exact or numeric")
+            yield Finding(field=field, why=why, fix="choose a rule such as exact or numeric")
+
+
+def _components(s: RuleContext) -> Iterator[tuple[str, str, ComponentConfig]]:
+    for path, node in nodes(read_components(s.config.reward)[0]):
+        yield _COMPONENTS, path, node
+
+
+def _rules_of_routes(s: RuleContext) -> Iterator[tuple[str, str, ComponentConfig]]:
+    """Rules that routes name without a component, where rows of a built-in task take the route."""
+    routes = read_routes(s.config.reward)
+    names = [path.partition("?")[0].replace("://", "/") for path in s.config.data.train_files]
+    for source in dict.fromkeys(names):
+        taken = [pattern for pattern in routes if fnmatchcase(source, pattern)]
+        for name in routes[taken[0]] if taken else ():
+            if name not in s.config.reward.components:
+                yield _ROUTES, taken[0], ComponentConfig(rule=name)
 
 
 def _brings_its_own(node: ComponentConfig) -> bool:
