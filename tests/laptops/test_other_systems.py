@@ -6,6 +6,7 @@ no other system: libraries below are those of this one, and programs start as th
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,20 @@ for words in json.loads(sys.argv[1]):
     done = CliRunner().invoke(app, words)
     if done.exit_code:
         sys.exit(f"{words}: {done.exit_code} {done.output} {done.exception!r}")
+"""
+STUDIO = """
+import sys
+from pathlib import Path
+from tests.unit.web.server import serving
+
+with serving(Path(sys.argv[1])) as client:
+    run = client.only_run()
+    for path in ("/session", "/schema", f"/runs/{run}", f"/runs/{run}/rollouts"):
+        client.get(path)
+    [row] = client.get("/runs")["runs"]
+    page = client.ask("/")
+    assert page.status == 200 and b"<html" in page.body
+    print(row)
 """
 LINUX_ONLY = ("resource", "fcntl", "termios", "pwd", "grp")
 MAY_IMPORT = (
@@ -79,6 +94,24 @@ def test_check_quickstart_tools_and_report_work_without_linux(tmp_path: Path):
         lines = (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()
         assert json.loads(lines[-1])["step"] == 1
     assert (tmp_path / "runs" / "luyen" / "sums" / "report.html").is_file()
+
+
+def test_the_studio_works_without_linux(tmp_path: Path):
+    """It reads a run that is there: the list, the run, its rollouts, and the page."""
+    folder, refused = tmp_path / "runs", tmp_path / "refused.txt"
+    shutil.copytree(ROOT / "tests" / "data" / "old_run", folder / "luyen" / "old_run")
+    path = os.pathsep.join([str(BLOCKED), str(ROOT), *(entry for entry in sys.path if entry)])
+    done = subprocess.run(
+        [sys.executable, "-c", STUDIO, str(folder)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path, "LUYEN_REFUSED": str(refused)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "old_run" in done.stdout
+    assert {"fcntl"} <= set(refused.read_text().splitlines())
 
 
 def test_what_is_blocked_is_missed(tmp_path: Path):

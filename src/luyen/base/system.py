@@ -150,6 +150,14 @@ def flags(*names: str) -> int:
     return sum(int(vars(os)[name]) for name in names if _offers(os, name))
 
 
+def read_at(handle: int, most: int, place: int) -> bytes:
+    """Bytes of an open file from a place on; where `os.pread` is missing, its position moves."""
+    if _offers(os, "pread"):
+        return os.pread(handle, most, place)
+    os.lseek(handle, place, os.SEEK_SET)
+    return os.read(handle, most)
+
+
 def write_at_start(handle: int, data: bytes) -> None:
     """Write bytes at the beginning of an open file."""
     os.lseek(handle, 0, os.SEEK_SET)

@@ -11,7 +11,7 @@ from luyen.base.errors import UserError, printable
 from luyen.config.check import check
 from luyen.config.migrate.migrate import migrate as migrate_source
 from luyen.config.migrate.reader import MigrationRequest
-from luyen.config.migrate.report import migration_json, table_lines, yaml_text
+from luyen.config.migrate.report import Migration, migration_json, table_lines, yaml_text
 
 
 def migrate(
@@ -53,16 +53,21 @@ def migrate(
         with output.open("x", encoding="utf-8") as file:  # never over a file that came since
             file.write(text)
         if not as_json:
-            for line in _last_lines(output):
+            for line in _last_lines(output, migration):
                 typer.echo(line)
 
 
-def _last_lines(output: Path) -> Iterator[str]:
-    """What `check` still says about the file, on this machine."""
+def _last_lines(output: Path, migration: Migration) -> Iterator[str]:
+    """What has to be written by hand, and what `check` still says about the file."""
     report = check([output], starts_a_run=False)
     left = [problem for problem in report.problems if problem.severity == "error"]
     yield ""
     yield f"Wrote {printable(str(output))}"
+    by_hand = [entry for entry in migration.entries if entry.outcome.is_open]
+    if by_hand:
+        yield "To write by hand"
+    for entry in by_hand:
+        yield f"  {printable(entry.source)}: {printable(entry.outcome.note)}"
     yield "`luyen check` finds no error in it" if not left else "Left to do on this machine"
     for problem in left:
         yield f"  {problem.id} {problem.field}: {printable(problem.why)}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from luyen.base.input_files import parse_json
+from luyen.base.system import flags, read_at
 
 _BLOCK = 2**18
 _MOST_BACK = 64 * 2**20
@@ -23,7 +24,7 @@ VALIDATION = (b'"val/', b"/val_")
 
 def open_records(path: Path) -> int:
     """A handle of a regular file, opened without waiting; an OSError for anything else."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | flags("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError("it is not a file")
@@ -52,7 +53,7 @@ def lines_from_end(handle: int, *, most: int = _MOST_BACK) -> Iterator[bytes]:
     is_torn = True  # what follows the last newline
     while end > first:
         start = max(first, end - _BLOCK)
-        kept = os.pread(handle, end - start, start) + kept
+        kept = read_at(handle, end - start, start) + kept
         pieces = kept.split(b"\n")
         if is_torn and len(pieces) > 1:
             pieces.pop()
@@ -69,7 +70,7 @@ def lines_from_end(handle: int, *, most: int = _MOST_BACK) -> Iterator[bytes]:
 
 def first_validation(handle: int) -> dict[str, Any]:
     """The first line with a validation among those of the first block; empty without one."""
-    for line in os.pread(handle, 4 * _BLOCK, 0).split(b"\n")[:-1]:
+    for line in read_at(handle, 4 * _BLOCK, 0).split(b"\n")[:-1]:
         if any(mark in line for mark in VALIDATION):
             return parsed_line(line)
     return {}
@@ -79,7 +80,7 @@ def spread_lines(handle: int, count: int) -> list[dict[str, Any]]:
     """At most `count` lines at evenly spaced places of the file, in order."""
     size = os.fstat(handle).st_size
     if size <= 2 * _BLOCK:
-        lines = [line for line in os.pread(handle, size, 0).split(b"\n")[:-1] if line]
+        lines = [line for line in read_at(handle, size, 0).split(b"\n")[:-1] if line]
         places = sorted({round(i * (len(lines) - 1) / max(count - 1, 1)) for i in range(count)})
         return [parsed_line(lines[place]) for place in places] if lines else []
     found: dict[int, dict[str, Any]] = {}
@@ -97,7 +98,7 @@ def _line_after(handle: int, place: int) -> tuple[int, bytes] | None:
     begins = place == 0
     data = b""
     while len(data) < _LONGEST:
-        more = os.pread(handle, 2**14, place + len(data))
+        more = read_at(handle, 2**14, place + len(data))
         if not more:
             return None
         data += more

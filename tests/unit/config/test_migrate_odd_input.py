@@ -56,6 +56,7 @@ def test_groups_and_deletions_of_hydra_are_in_the_table():
         "data.train_batch_size": "carried",
         "model_engine": "unavailable",
         "~trainer.nnodes": "unavailable",
+        "model": "unavailable",
     }
 
 
@@ -93,7 +94,7 @@ def test_a_python_file_that_computes_too_much_is_named():
     text = f"from trl import GRPOConfig\n{doubled}GRPOConfig(run_name=a, beta={number} / 3)\n"
     Path("grow.py").write_text(text)
     found = columns(migrate(MigrationRequest(text="grow.py")))
-    assert found == {"run_name": "unavailable", "beta": "unavailable"}
+    assert found == dict.fromkeys(("run_name", "beta", "model"), "unavailable")
 
 
 def test_a_further_dataset_of_a_script_is_named():

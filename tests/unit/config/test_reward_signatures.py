@@ -54,6 +54,13 @@ def test_check_and_scoring_agree_on_a_definition(text: str, fits: bool, tmp_path
             check_signature(path, "compute_score", ONE)
 
 
+def test_a_function_may_be_imported_by_its_file(tmp_path: Path):
+    """`check` imports nothing: it takes the import's word for it."""
+    assert problems(tmp_path, "from mine import compute_score") == []
+    assert problems(tmp_path, "from mine import score as compute_score") == []
+    assert problems(tmp_path, "from mine import score") == [("D05", f"{FIELD}.name")]
+
+
 def test_arguments_of_the_configuration_are_given_too(tmp_path: Path):
     text = "def compute_score(data_source, solution_str, ground_truth, extra_info, scale): ..."
     assert problems(tmp_path, text) == [("D05", f"{FIELD}.name")]

@@ -83,7 +83,7 @@ _SHARDS = (
     "optimizer_offload,tensor_parallel_size,ulysses_sequence_parallel_size}"
 )
 _LORA = "LoRA is actor_rollout_ref.model.{lora_rank,lora_alpha,target_modules,lora_adapter_path}"
-_TEXT_ONLY = "Luyen trains text models; drop the key"
+_TEXT_ONLY = "Luyen trains text models: drop the key"
 _AS_ACTOR = "no effect: reference and critic divide sequences as the actor does"
 
 NOTED: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -174,6 +174,30 @@ def _special(value: Any, source: SourceConfig) -> Outcome:
     return implied("there is no padding")
 
 
+def _sharded(value: Any, source: SourceConfig) -> Outcome:
+    del value, source
+    return implied("weights are sharded over trainer.n_gpus_per_node devices (fsdp2)")
+
+
+def _divided(ours: str) -> Rule:
+    """Devices that divide a layer or a row, where there are several."""
+
+    def rule(value: Any, source: SourceConfig) -> Outcome:
+        del source
+        if value in (None, 0, 1):
+            return implied("off, as it is")
+        return keep({f"actor_rollout_ref.actor.fsdp_config.{ours}": int(value)})
+
+    return rule
+
+
+_KERNELS = "kernels, memory and padding are the engine's: batches are packed, layers fused"
+_FUSED = (
+    *("use_kernels", "use_scattermoe", "use_sonicmoe", "chunked_cross_entropy", "liger_rope"),
+    *("cut_cross_entropy", "lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"),
+    *("liger_rms_norm", "liger_glu_activation", "liger_layer_norm"),
+    *("liger_fused_linear_cross_entropy", "liger_cross_entropy"),
+)
 _PER_EPOCH = f"set it in steps: an epoch has {STEPS_OF_EPOCH}"
 _TOKENS = "put them into a copy of the tokenizer: model.tokenizer_path"
 RULES: dict[str, Rule] = {
@@ -234,12 +258,30 @@ RULES: dict[str, Rule] = {
     "use_dft_loss": choose(bool, keep({"sft.loss": "dft"}), implied("nll")),
     "plugins": never("extensions of Axolotl: trainer.plugins takes those of Luyen"),
     **{
-        f"fsdp_config.{name}": always("shards are laid out by actor.fsdp_config of RL runs")
+        f"fsdp_config.{prefix}{name}": always("shards are laid out by actor.fsdp_config of RL runs")
+        for prefix in ("", "fsdp_")
         for name in (
-            *("fsdp_limit_all_gathers", "fsdp_sync_module_states", "fsdp_offload_params"),
-            *("fsdp_use_orig_params", "fsdp_cpu_ram_efficient_loading", "fsdp_auto_wrap_policy"),
-            *("fsdp_transformer_layer_cls_to_wrap", "fsdp_state_dict_type"),
-            *("fsdp_sharding_strategy",),
+            *("limit_all_gathers", "sync_module_states", "offload_params", "use_orig_params"),
+            *("cpu_ram_efficient_loading", "auto_wrap_policy", "sharding_strategy"),
+            *("transformer_layer_cls_to_wrap", "state_dict_type", "reshard_after_forward"),
+            *("final_state_dict_type", "mixed_precision_policy"),
         )
     },
+    "fsdp_config.activation_checkpointing": named(
+        "actor_rollout_ref.model.enable_gradient_checkpointing"
+    ),
+    "fsdp_version": always("weights are sharded by fsdp2"),
+    **dict.fromkeys(("dp_shard_size", "dp_replicate_size"), _sharded),
+    "tensor_parallel_size": _divided("tensor_parallel_size"),
+    **{
+        name: _divided("ulysses_sequence_parallel_size")
+        for name in ("context_parallel_size", "sequence_parallel_degree")
+    },
+    **{name: always(_KERNELS) for name in _FUSED},
+    "accelerator_config.gradient_accumulation_kwargs.sync_each_batch": always(_KERNELS),
+    "experimental_skip_move_to_device": always("the loader of weights is Luyen's"),
+    "shuffle_merged_datasets": choose(
+        bool, implied("all rows are shuffled"), missing("set data.sampler.name=sequential")
+    ),
+    "use_onebitllms": never("weights are not ternary"),
 }

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from luyen.base.errors import UserError
 from luyen.base.input_files import is_file, read_text
-from luyen.config.migrate.common import SAME_BASE, always, choose, mapped, named, never
+from luyen.config.migrate.common import NO_EFFECT, SAME_BASE, always, choose, mapped, named, never
 from luyen.config.migrate.dialect import address
 from luyen.config.migrate.dialect import entries as dialect_entries
 from luyen.config.migrate.method_keys import ONLINE_RULES, stage_of
@@ -315,7 +315,12 @@ RULES: dict[str, Rule] = {
                 "galore_interval",
             ),
             *("pissa_iter", "pissa_convert", "badam_mode", "badam_switch_mode"),
-            *("badam_switch_interval", "badam_verbose"),
+            *("badam_switch_interval", "badam_verbose", "apollo_layerwise", "apollo_target"),
+            *("apollo_rank", "apollo_scale", "apollo_scale_type", "apollo_update_interval"),
         )
     },
+    "use_v1_kernels": always(NO_EFFECT["flash_attn"]),
+    "disable_gradient_checkpointing": mapped(
+        lambda value: {"actor_rollout_ref.model.enable_gradient_checkpointing": not value}
+    ),
 }

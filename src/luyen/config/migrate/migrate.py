@@ -13,7 +13,7 @@ from luyen.config.loader.tree import ConfigTree
 from luyen.config.machine import Machine
 from luyen.config.migrate import axolotl, llama_factory, trl, verl
 from luyen.config.migrate.reader import MigrationRequest, read_source
-from luyen.config.migrate.report import Entry, Migration, SourceConfig, keep
+from luyen.config.migrate.report import Entry, Migration, SourceConfig, by_hand, keep
 from luyen.config.problem import COMMAND_LINE, Problem
 
 ABSENT = (
@@ -44,7 +44,7 @@ WITHOUT_EFFECT = (
 """Rules about keys that change nothing in the configuration they are in."""
 _ROOM = ("B05", "B08", "B09", "R03", "R10", "E03")
 """Rules about limits that the longest sequence has to fit."""
-_ACTOR = "actor_rollout_ref.actor"
+_ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model.path"
 _GIB = 1024**3
 _CLUSTER = Machine(cpus=64, ram_bytes=1024 * _GIB, gpu_bytes=(80 * _GIB,) * 64, is_assumed=True)
 """A draft is checked as on a machine with everything, so that it is the same on every machine."""
@@ -58,9 +58,19 @@ _ENTRIES: dict[str, Callable[[SourceConfig], list[Entry]]] = {
 def migrate(request: MigrationRequest) -> Migration:
     """Our configuration with the account of every key; a UserError for what is of no tool."""
     source = read_source(request)
-    entries = _ENTRIES[source.tool](source)
+    entries = _with_model(_ENTRIES[source.tool](source))
     draft = Migration(tool=source.tool, where=source.where, entries=tuple(entries))
     return accepted(draft)
+
+
+def _with_model(entries: list[Entry]) -> list[Entry]:
+    """The entries, with one more where nothing says which model is trained."""
+    is_said = any(_MODEL in entry.outcome.keys for entry in entries)
+    is_named = any(entry.outcome.is_open and "model" in entry.source for entry in entries)
+    if is_said or is_named:
+        return entries
+    why = f"no model is named: set {_MODEL}, or the built-in model is trained"
+    return [*entries, Entry(source="model", value=None, outcome=by_hand(why))]
 
 
 def check_draft(migration: Migration) -> Report:

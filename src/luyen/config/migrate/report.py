@@ -39,6 +39,8 @@ class Outcome:
     """Without keys: whether Luyen always does what the key says, or the key changes no number."""
     note: str = ""
     """Why, or what to do."""
+    is_open: bool = False
+    """Whether the source does not say the value: it has to be written by hand."""
 
 
 def keep(keys: Mapping[str, Any], note: str = "") -> Outcome:
@@ -54,6 +56,11 @@ def implied(why: str) -> Outcome:
 def missing(why: str) -> Outcome:
     """Nothing is written, although it would matter; says what to do instead."""
     return Outcome(note=why)
+
+
+def by_hand(why: str) -> Outcome:
+    """Nothing is written, because the source does not say the value; says what to write."""
+    return Outcome(note=why, is_open=True)
 
 
 @final

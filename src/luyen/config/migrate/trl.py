@@ -1,7 +1,7 @@
 """TRL: a YAML file of its commands, the options of a command, or the arguments in a Python file.
 
-A Python file is read by its syntax tree; nothing of it is executed. Names that it assigns plain
-values to are known, everything else that it computes stays open.
+A Python file is read by its syntax tree; nothing of it is executed. Values that are plain there
+(`python_values`) are known, everything else that it computes stays open.
 """
 
 import ast
@@ -15,17 +15,19 @@ from luyen.base.errors import UserError
 from luyen.config.loader.load import read_override
 from luyen.config.migrate.common import always, name_of, never, placed, refused
 from luyen.config.migrate.dialect import entries as dialect_entries
+from luyen.config.migrate.python_values import OPEN, constants, is_open, value_of
 from luyen.config.migrate.report import (
     Entry,
     Outcome,
     Rule,
     SourceConfig,
+    by_hand,
     flat,
     implied,
     keep,
     missing,
 )
-from luyen.config.migrate.trainer_keys import uses_lora
+from luyen.config.migrate.trainer_keys import MODEL, uses_lora
 
 TOOL = "TRL"
 CONFIGS = {
@@ -48,6 +50,19 @@ _ADAPTER = {
     "task_type": "lora_task_type",
     "bias": "lora_bias",
 }
+_CHANGES = ("map", "filter", "select", "take", "skip", "rename_column", "rename_columns")
+"""Methods of a dataset after which its rows are others than those of the file."""
+_DATASETS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator")
+_TRAINER_OBJECTS = (
+    *("tools", "rollout_func", "environment_factory", "callbacks", "optimizers", "eval_dataset"),
+    *("formatting_func", "data_collator", "compute_metrics"),
+)
+"""Arguments of a trainer that are objects of the script."""
+_LOADING = (
+    *("fast_inference", "max_lora_rank", "gpu_memory_utilization", "use_cache", "token"),
+    *("local_files_only", "offload_folder", "num_labels", "full_finetuning", "force_download"),
+)
+_PATH_WORDS = ("pretrained_model_name_or_path", "model_name")
 _LOADERS = ("AutoModelForCausalLM", "AutoModelForSequenceClassification", "FastLanguageModel")
 SYNONYMS = {
     "model_name": "model_name_or_path",
@@ -117,10 +132,6 @@ _MODEL_CONFIG = {
     "lora_target_modules": ["q_proj", "v_proj"],
     "use_bnb_nested_quant": False,
 }
-OPEN = "what the script computes: "
-"""How a value begins that the syntax tree does not give."""
-_MOST_CHARACTERS, _LARGEST = 10_000, 1e15
-"""Longest text and largest number that are computed."""
 
 
 def defaults_of(method: str, *, is_python: bool) -> dict[str, Any]:
@@ -209,14 +220,36 @@ def entries(source: SourceConfig) -> list[Entry]:
         Entry(
             source=source.written.get(key, key),
             value=str(value).removeprefix(OPEN),
-            outcome=missing("the script computes it: write the value by hand"),
+            outcome=by_hand(_computed(key, source)),
         )
         for key, value in open_keys.items()
     ]
     return [*found, *more]
 
 
+def _computed(key: str, source: SourceConfig) -> str:
+    why = "the script computes it: write the value by hand"
+    default = source.defaults.get(key)
+    return why if default is None else f"{why}; the file has TRL's default, {default}"
+
+
 _OPEN_R1 = "a key of open-r1's own scripts; `luyen eval` measures checkpoints"
+_CALLBACKS = "callbacks are objects of luyen.train; `luyen eval` measures checkpoints"
+_CHANGED = "the script changes rows: write what it makes to a file, and name that file"
+_ROLLOUTS = "conversations with tools and environments: see `luyen explain multi_turn`"
+
+
+def _evaluated(value: Any, source: SourceConfig) -> Outcome:
+    del value
+    if source.has("eval_dataset_path") or source.has("dataset_test_split"):
+        return implied("its rows are in data.val_files")
+    return missing("write its rows to a file, and name it in data.val_files")
+
+
+def _checkpointing(value: Any, source: SourceConfig) -> Outcome:
+    if source.has("gradient_checkpointing"):
+        return implied("gradient_checkpointing decides")
+    return keep({f"{MODEL}.enable_gradient_checkpointing": bool(value)})
 
 
 def _reference(value: Any, source: SourceConfig) -> Outcome:
@@ -230,12 +263,28 @@ def _reference(value: Any, source: SourceConfig) -> Outcome:
 OWN_RULES: dict[str, Rule] = {
     "ref_model": _reference,
     "load_dataset": refused("a further dataset: name it in data.train_files or data.val_files"),
-    "callbacks": never(_OPEN_R1),
+    "callbacks": never(_CALLBACKS),
     "benchmarks": never(_OPEN_R1),
     "wandb_project": name_of("trainer.project_name"),
     "wandb_entity": always("the account that is logged in"),
     "project_name": name_of("trainer.project_name"),
     "optim_target_modules": never("AdamW is the optimizer of all weights that are trained"),
+    "eval_dataset": _evaluated,
+    "tools": refused("put them into a Python file: rollout.multi_turn.function_tool_path"),
+    "rollout_func": refused(_ROLLOUTS),
+    "environment_factory": refused(_ROLLOUTS),
+    "optimizers": refused("AdamW, adamw_8bit and muon are the optimizers"),
+    "formatting_func": refused(_CHANGED),
+    "data_collator": refused("rows are rendered by the chat template, and packed"),
+    "compute_metrics": refused("`luyen eval` measures checkpoints"),
+    **{f"dataset.{name}": refused(_CHANGED) for name in _CHANGES},
+    "dataset.train_test_split": refused(
+        "all rows are trained on: split rows off into a file, and name it in data.val_files"
+    ),
+    "dataset.shuffle": always("rows are shuffled"),
+    "use_gradient_checkpointing": _checkpointing,
+    "random_state": always("numbers of a new adapter follow trainer.seed"),
+    **{name: always("the loader of weights is Luyen's") for name in _LOADING},
 }
 
 
@@ -248,7 +297,7 @@ def read_python(text: str, source: SourceConfig, file: str) -> SourceConfig:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError("source", file, f"no Python: {error}", "give a file that runs") from error
-    known = _constants(tree)
+    known = constants(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     configs = [call for call in calls if _called(call) in CONFIGS]
     named = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in CONFIGS]
@@ -278,92 +327,16 @@ def _called(call: ast.Call) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Names that are assigned one plain value, anywhere in the file."""
-    known: dict[str, Any] = {}
-    twice: set[str] = set()
-    for node in ast.walk(tree):
-        target = (
-            node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        )
-        if not isinstance(node, ast.Assign) or not isinstance(target, ast.Name):
-            continue
-        value = _value(node.value, known)
-        if target.id in known and known[target.id] != value:
-            twice.add(target.id)
-        known[target.id] = value
-    return {
-        name: value for name, value in known.items() if name not in twice and not _is_open(value)
-    }
-
-
-def _is_open(value: Any) -> bool:
-    listed = cast(list[Any], value) if isinstance(value, list) else [value]
-    return any(isinstance(one, str) and one.startswith(OPEN) for one in listed)
-
-
-def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """A plain value, or the text of what computes it."""
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name) if name in known:
-            return known[name]
-        case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            found = [_value(part, known) for part in parts]
-            return f"{OPEN}{ast.unparse(node)}" if _is_open(found) else found
-        case ast.Dict(keys=keys, values=values) if all(keys):
-            names = [_value(cast(ast.expr, key), known) for key in keys]
-            return {str(k): _value(v, known) for k, v in zip(names, values, strict=True)}
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            inner = _value(operand, known)
-            return -inner if isinstance(inner, int | float) else f"{OPEN}{ast.unparse(node)}"
-        case ast.BinOp(left=left, op=op, right=right):
-            return _calculated(node, _value(left, known), op, _value(right, known))
-        case ast.JoinedStr(values=parts):
-            inner = [
-                _value(p.value if isinstance(p, ast.FormattedValue) else p, known) for p in parts
-            ]
-            text = "".join(map(str, inner))
-            is_open = _is_open(inner) or len(text) > _MOST_CHARACTERS
-            return f"{OPEN}{ast.unparse(node)}" if is_open else text
-        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-            return name
-        case _:
-            return f"{OPEN}{ast.unparse(node)}"
-
-
-def _calculated(node: ast.BinOp, left: Any, op: ast.operator, right: Any) -> Any:
-    open_text = f"{OPEN}{ast.unparse(node)}"
-    if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Add):
-        is_long = len(left) + len(right) > _MOST_CHARACTERS
-        return open_text if is_long or _is_open([left, right]) else left + right
-    if not (isinstance(left, int | float) and isinstance(right, int | float)):
-        return open_text
-    if max(abs(left), abs(right)) > _LARGEST:
-        return open_text
-    match op:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.FloorDiv() if right:
-            return left // right
-        case ast.Div() if right:
-            return left / right
-        case _:
-            return open_text
-
-
 def _keywords(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for keyword in call.keywords:
-        if keyword.arg is None:
+        value = value_of(keyword.value, known)
+        if keyword.arg is None and isinstance(value, dict):
+            values |= flat(cast(dict[str, Any], value))
+        elif keyword.arg is None:
             values[f"**{ast.unparse(keyword.value)}"] = f"{OPEN}{ast.unparse(keyword.value)}"
         else:
-            values |= flat({keyword.arg: _value(keyword.value, known)})
+            values |= flat({keyword.arg: value})
     return values
 
 
@@ -384,12 +357,12 @@ def _assigned_later(
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=key)]) if (
                 name in made
             ):
-                values |= flat({key: _value(node.value, known)})
+                values |= flat({key: value_of(node.value, known)})
             case ast.Call(
                 func=ast.Name(id="setattr"),
                 args=[ast.Name(id=name), ast.Constant(value=str(key)), value],
             ) if name in made:
-                values |= flat({key: _value(value, known)})
+                values |= flat({key: value_of(value, known)})
             case _:
                 continue
     return values
@@ -416,10 +389,35 @@ def _other_calls(
             found["load_dataset"] = ast.unparse(call)
         elif name.endswith("Trainer"):
             found |= _trainer(call, known)
-        elif name == "from_pretrained" and call.args and _loads_policy(call):
-            model = _value(call.args[0], known)
-            found.setdefault("model_name_or_path", model)
-    return {key: value for key, value in found.items() if key not in values}
+        elif name == "from_pretrained" and _loads_policy(call):
+            found = {**_policy(call, known), **found}
+    found |= _changes_of_rows(calls)
+    taken = {SYNONYMS.get(key, key) for key in values}
+    return {key: v for key, v in found.items() if SYNONYMS.get(key, key) not in taken}
+
+
+def _policy(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a policy is loaded from, and how."""
+    words = _keywords(call, known)
+    paths = [words.pop(name) for name in _PATH_WORDS if name in words]
+    paths += [value_of(call.args[0], known)] if call.args else []
+    words = {key: value for key, value in words.items() if key not in ("quantization_config",)}
+    if "revision" in words:
+        words["model_revision"] = words.pop("revision")
+    return {**({"model_name_or_path": paths[0]} if paths and paths[0] else {}), **words}
+
+
+def _changes_of_rows(calls: Sequence[ast.Call]) -> dict[str, Any]:
+    """Methods of datasets that the script calls, each with its first call."""
+    if not any(_called(call) in _DATASETS for call in calls):
+        return {}
+    found: dict[str, Any] = {}
+    for call in calls:
+        name = _called(call)
+        is_method = isinstance(call.func, ast.Attribute)
+        if is_method and name in (*_CHANGES, "train_test_split", "shuffle"):
+            found.setdefault(f"dataset.{name}", ast.unparse(call))
+    return found
 
 
 def _loads_policy(call: ast.Call) -> bool:
@@ -435,23 +433,25 @@ def _trainer(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     models = [call.args[0]] if call.args else []
     models += [keyword.value for keyword in call.keywords if keyword.arg == "model"]
-    for model in (_value(node, known) for node in models):
-        if isinstance(model, str) and not _is_open(model):
+    for model in (value_of(node, known) for node in models):
+        if isinstance(model, str) and not is_open(model):
             found["model_name_or_path"] = model
     for keyword in call.keywords:
         if keyword.arg == "ref_model":
-            reference = _value(keyword.value, known)
+            reference = value_of(keyword.value, known)
             if reference is not None:
                 found["ref_model"] = reference
         if keyword.arg == "reward_funcs":
             parts = keyword.value.elts if isinstance(keyword.value, ast.List) else [keyword.value]
             found["reward_funcs"] = [ast.unparse(part).strip("'\"") for part in parts]
+        if keyword.arg in _TRAINER_OBJECTS and value_of(keyword.value, known) is not None:
+            found[keyword.arg] = ast.unparse(keyword.value)
     return found
 
 
 def _dataset(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
     words = _keywords(call, known)
-    first = _value(call.args[0], known) if call.args else words.get("path")
+    first = value_of(call.args[0], known) if call.args else words.get("path")
     if first in ("json", "parquet", "csv"):
         rows = {
             "dataset_path": words.get("data_files", words.get("data_files.train")),
@@ -460,7 +460,7 @@ def _dataset(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in rows.items() if value is not None}
     if not isinstance(first, str):
         return {}
-    second = _value(call.args[1], known) if len(call.args) > 1 else words.get("name")
+    second = value_of(call.args[1], known) if len(call.args) > 1 else words.get("name")
     found = {"dataset_name": first}
     found |= {"dataset_config": second} if second is not None else {}
     return found | ({"dataset_train_split": words["split"]} if "split" in words else {})
@@ -478,7 +478,7 @@ def _only_defines(node: ast.stmt) -> bool:
         case ast.AsyncFunctionDef() | ast.Expr(value=ast.Constant()):
             return True
         case ast.Assign(value=value):
-            return not _is_open(_value(value, {}))
+            return not is_open(value_of(value, {}))
         case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
             return True
         case _:

@@ -35,6 +35,7 @@ from luyen.config.migrate.report import (
     Outcome,
     Rule,
     SourceConfig,
+    by_hand,
     flat,
     implied,
     keep,
@@ -44,6 +45,8 @@ from luyen.config.migrate.shell import flags, open_names, overrides, shown
 
 TOOL = "verl"
 _ARR = "actor_rollout_ref"
+_MOOT = "; drop the key"
+"""How the reason of a key ends without which nothing is lost."""
 _ACTOR, _MODEL, _ROLLOUT = f"{_ARR}.actor", f"{_ARR}.model", f"{_ARR}.rollout"
 _OPTIM = f"{_ACTOR}.optim"
 BASES = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
@@ -151,7 +154,7 @@ def _open_entry(key: str, value: str, source: SourceConfig) -> Entry:
         "write its keys into the command" if key == value else f"set {_place(key, source)} by hand"
     )
     why = f"the script does not say what {', '.join(open_names(value))} is; {todo}"
-    return Entry(source=shown(key), value=shown(value), outcome=missing(why))
+    return Entry(source=shown(key), value=shown(value), outcome=by_hand(why))
 
 
 def _place(key: str, source: SourceConfig) -> str:
@@ -179,7 +182,9 @@ def _by_name(key: str, value: Any, source: SourceConfig) -> Outcome:
     if key.rpartition(".")[2] == "_target_" or key.startswith("hydra"):
         return implied("a setting of Hydra: types and search paths need no declaration")
     near = nearest(key)
-    if near is not None:
+    if near is not None and near.endswith(_MOOT):
+        return implied(near.removesuffix(_MOOT))
+    if near not in (None, "nothing yet"):
         return missing(f"nearest here: {near}")
     return missing("Luyen has no such key")
 

@@ -144,7 +144,7 @@ def _refused_names(path: str, function: str, names: Iterable[str]) -> list[str]:
 
 
 def _defined(block: str, prefix: str, path: str, name: str) -> Iterator[Finding]:
-    """Findings unless the file exists, is Python, and defines the name at its top."""
+    """Findings unless the file exists, is Python, and defines or imports the name at its top."""
     head = f"{block}.{prefix}_" if prefix else f"{block}."
     try:
         tree = read_python(expanded(path))
@@ -156,6 +156,8 @@ def _defined(block: str, prefix: str, path: str, name: str) -> Iterator[Finding]
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     ]
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    defined += [one.asname or one.name for node in imports for one in node.names]
     if name not in defined:
         why = f"{path} defines no `{name}`"
         yield Finding(field=f"{head}name", why=why, fix=did_you_mean(name, defined))

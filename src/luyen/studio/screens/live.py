@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from luyen.base.rundir import step_of
+from luyen.base.system import read_at
 from luyen.studio.metric_lines import open_records, parsed_line
 from luyen.studio.screens.folder import KnownRun, Refusal, Row
 from luyen.studio.screens.state import Studio
@@ -85,7 +86,7 @@ class LineTail:
             if facts.st_ino != self._inode or facts.st_size < self._offset:
                 is_first = self._inode == 0
                 self._inode, self._offset = facts.st_ino, 0 if is_first else facts.st_size
-            data = os.pread(handle, min(facts.st_size - self._offset, _MOST_READ), self._offset)
+            data = read_at(handle, min(facts.st_size - self._offset, _MOST_READ), self._offset)
         finally:
             os.close(handle)
         whole = data.rfind(b"\n") + 1

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from luyen.base.input_files import parse_json
+from luyen.base.system import read_at
 from luyen.studio.metric_lines import open_records
 
 Column = NDArray[np.float64]
@@ -103,7 +104,7 @@ class MetricColumns:
         new: list[tuple[int, dict[str, float]]] = []
         self.is_whole = False
         while self._offset < size and time.monotonic() < end:
-            data = os.pread(handle, _BLOCK, self._offset)
+            data = read_at(handle, _BLOCK, self._offset)
             whole = data.rfind(b"\n") + 1
             if not data or (whole == 0 and len(data) < _BLOCK):
                 break  # a line that is still being written

@@ -9,6 +9,7 @@ from luyen.base.digests import StepDigest, read_digests
 from luyen.base.errors import UserError
 from luyen.base.files import read_entries
 from luyen.base.secrets import masked, masked_tree
+from luyen.base.system import read_at
 from luyen.studio.metric_lines import open_records
 from luyen.studio.screens.folder import KnownRun, Refusal
 from luyen.studio.screens.state import Studio
@@ -194,7 +195,7 @@ def log_lines(path: Path, tail: int) -> list[str]:
         return []
     try:
         size = os.fstat(handle).st_size
-        data = os.pread(handle, min(size, 512 * tail, 4 * 2**20), max(0, size - 512 * tail))
+        data = read_at(handle, min(size, 512 * tail, 4 * 2**20), max(0, size - 512 * tail))
     finally:
         os.close(handle)
     # A progress display rewrites its line with carriage returns: the last writing counts.
