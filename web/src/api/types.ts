@@ -77,10 +77,14 @@ export interface Series {
   value: Num[];
   low?: Num[];
   high?: Num[];
+  /** Whether `low` and `high` are a 95 % interval rather than the extremes of several steps. */
+  interval?: boolean;
 }
 
 export interface SeriesAnswer {
   series: Record<string, Series>;
+  /** Intervals are still being read. */
+  pending?: boolean;
 }
 
 export interface Span {
@@ -141,6 +145,8 @@ export interface RewardNode {
   children: RewardNode[] | null;
   detail: unknown;
   fault: string | null;
+  /** What a judge said. */
+  reply?: string | null;
 }
 
 export interface Message {
@@ -201,7 +207,16 @@ export interface Group {
 export interface Rewards {
   components: { name: string; series: Series }[];
   faults: { step: number; name: string; count: number; sample: Num }[];
-  judges: { step: number; index: number; question: string; reply: string; score: Num; seconds: Num }[];
+  judges: {
+    step: number;
+    index: number;
+    component: string;
+    answer: string;
+    reply: string;
+    score: Num;
+    seconds: Num;
+    fault: string | null;
+  }[];
   judging?: Record<string, Series>;
 }
 

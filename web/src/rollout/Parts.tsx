@@ -68,6 +68,12 @@ export function RewardTree({ node, depth = 0 }: { node: RewardNode; depth?: numb
             <pre>{visible(pretty(node.detail))}</pre>
           </details>
         ) : null}
+        {node.reply ? (
+          <details class="small">
+            <summary>{t("rewards.reply")}</summary>
+            <LongText text={node.reply} />
+          </details>
+        ) : null}
         {children.map((child) => (
           <RewardTree node={child} depth={depth + 1} />
         ))}

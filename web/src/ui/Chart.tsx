@@ -100,9 +100,10 @@ function drawn(curves: Curve[], shape: ReturnType<typeof columns>): uPlot.Series
   });
   for (const band of shape.bands) {
     const colour = ink[(curves[band.curve]!.colour ?? band.curve) % ink.length]!;
+    const words = curves[band.curve]!.series.interval ? ([t("chart.low"), t("chart.high")] as const) : (["min", "max"] as const);
     for (const [at, word] of [
-      [band.low, "min"],
-      [band.high, "max"],
+      [band.low, words[0]],
+      [band.high, words[1]],
     ] as const) {
       series[at] = { label: word, stroke: faded(colour), width: 0.5, points: { show: false }, spanGaps: true };
     }
