@@ -13,6 +13,12 @@ export const AXE = require.resolve("axe-core/axe.min.js");
 export const RUNS = process.env.LUYEN_WEB_RUNS ?? join(ROOT, "build/web-runs");
 export const PYTHON = process.env.LUYEN_PYTHON ?? join(ROOT, ".venv/bin/python");
 
+/** Longest waits: for the page, for what a process is started for, for a run. `PATIENCE=10` makes them longer. */
+const PATIENCE = Number(process.env.PATIENCE ?? 1) * 1000;
+export const PAGE_MS = 20 * PATIENCE;
+export const WORK_MS = 120 * PATIENCE;
+export const RUN_MS = 300 * PATIENCE;
+
 function browserPath() {
   const known = [process.env.CHROMIUM, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
   const found = known.find((path) => path && existsSync(path));
@@ -59,8 +65,7 @@ export async function openPage(browser, studio, { language = "en", theme = "ligh
     },
     [language, theme],
   );
-  // a run is trained beside the browser, and may have all processors
-  context.setDefaultTimeout(120_000);
+  context.setDefaultTimeout(PAGE_MS);
   const page = await context.newPage();
   const faults = [];
   const origin = new URL(studio.url).origin;
@@ -81,7 +86,7 @@ export async function show(page, hash) {
   await page.evaluate((next) => (window.location.hash = next), hash);
   await page.waitForFunction(() => document.querySelector("main h1, main h2, main .state, main .notice"));
   const still = () => !document.querySelector(".spinner");
-  await page.waitForFunction(still, null, { timeout: 60000 }).catch((error) => {
+  await page.waitForFunction(still, null, { timeout: PAGE_MS }).catch((error) => {
     throw new Error(`${hash} goes on loading`, { cause: error });
   });
 }
