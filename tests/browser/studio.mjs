@@ -111,17 +111,20 @@ export async function servedPaths(studio) {
   return new Set(Object.keys(data.paths).map((path) => path.replace("/api/v1", "").replace(/\{[^}]*\}/g, "{}")));
 }
 
+/** A row of the table of rollouts; its index is built in the background. */
+export async function row(studio, id, step, index) {
+  for (;;) {
+    const { data } = await api(studio, `/runs/${id}/rollouts?start=${step}&end=${step}&limit=${index + 1}`);
+    if (data.rows[index]) return data.rows[index];
+    await new Promise((resolve) => setTimeout(resolve, 200));
+  }
+}
+
 /** Every screen that the studio serves as (name, hash), for the runs of `make_runs.py`. */
 export async function screens(studio) {
   const ids = await runIds(studio);
   const served = await servedPaths(studio);
-  let group;
-  while (group === undefined) {
-    // the index of rollouts is built in the background
-    const { data } = await api(studio, `/runs/${ids.tools}/rollouts?start=6&end=6&limit=4`);
-    group = data.rows[3]?.group;
-    await new Promise((resolve) => setTimeout(resolve, 200));
-  }
+  const { group } = await row(studio, ids.tools, 6, 3);
   const run = `#/run/${ids.tools}`;
   const all = [
     ["runs", "#/runs"],

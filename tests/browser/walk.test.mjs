@@ -6,7 +6,7 @@ import { cpSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { api, AXE, openBrowser, openPage, PAGE_MS, PYTHON, ROOT, RUN_MS, RUNS, runIds, screens, show, startStudio, WORK_MS } from "./studio.mjs";
+import { api, AXE, openBrowser, openPage, PAGE_MS, PYTHON, ROOT, row, RUN_MS, RUNS, runIds, screens, show, startStudio, WORK_MS } from "./studio.mjs";
 
 let studio;
 let browser;
@@ -173,11 +173,10 @@ test("a damaged run says which file is damaged, and shows the rest", async () =>
 test("hostile text of a run is shown as text, also 10 MB of it", async () => {
   await walk({}, async (page) => {
     const run = `#/run/${ids.hostile}`;
-    const { data } = await api(studio, `/runs/${ids.hostile}/rollouts?limit=5`);
-    const { group } = data.rows[0];
+    const { group } = await row(studio, ids.hostile, 1, 0);
     for (const hash of ["#/runs", run, `${run}/rollouts`, `${run}/group/train/1/${group}`, `${run}/rewards`, `${run}/rollout/train/1/0`, `${run}/rollout/train/1/1`]) {
       await show(page, hash);
-      for (const one of await page.locator("main details:not([open]) > summary").all()) await one.click();
+      await page.evaluate(() => document.querySelectorAll("main details").forEach((one) => (one.open = true)));
       const found = await page.evaluate(() => ({
         elements: document.querySelectorAll("main img, main script, main [onerror], main a[href^='javascript']").length,
         hidden: /[\u0000\u001b\u202e]/.test(document.querySelector("main").innerText),
@@ -209,7 +208,7 @@ test("words and numbers change with the language, and the choice stays", async (
 
 test("a run that is deleted while it is shown is gone, and the page goes on", async () => {
   const folder = mkdtempSync(join(tmpdir(), "luyen-deleted-"));
-  for (const name of ["quickstart", "tools"]) cpSync(join(RUNS, "luyen", name), join(folder, name), { recursive: true });
+  for (const name of ["quickstart", "killed", "tools"]) cpSync(join(RUNS, "luyen", name), join(folder, name), { recursive: true });
   const other = await startStudio(folder);
   const opened = await openPage(browser, other, { expected: ["404"] });
   try {
@@ -220,6 +219,8 @@ test("a run that is deleted while it is shown is gone, and the page goes on", as
     rmSync(join(folder, "quickstart"), { recursive: true });
     await page.waitForFunction(() => document.querySelector("main .notice.bad"));
     await show(page, "#/runs");
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 2);
+    rmSync(join(folder, "killed"), { recursive: true });
     await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
     await show(page, `#/run/${shown.tools}`);
     await page.locator(".chart canvas").first().waitFor();

@@ -35,6 +35,8 @@ export interface RunRow {
   reward_last: Num;
   sparkline: Num[];
   problem: string | null;
+  /** In an event: the run is no longer in the folder. */
+  removed?: boolean;
 }
 
 export interface Finding {

@@ -55,7 +55,7 @@ function FaultTable({ run, data }: { run: string; data: Data }) {
                 <a href={links.rollouts(run, { start: one.step, end: one.step, fault: one.name })}>{number(one.step)}</a>
               </td>
               <td>
-                <span class="tag bad">{one.name}</span>
+                <span class="tag bad long">{one.name}</span>
               </td>
               <td class="num">{number(one.count)}</td>
               <td>
@@ -76,7 +76,7 @@ function Judges({ run, data }: { run: string; data: Data }) {
         <details class="card" data-row>
           <summary>
             <span class="row">
-              {one.fault ? <span class="tag bad">{one.fault}</span> : <strong class="num">{number(one.score)}</strong>}
+              {one.fault ? <span class="tag bad long">{one.fault}</span> : <strong class="num">{number(one.score)}</strong>}
               <code>{one.component}</code>
               <span>{t("rollout.title", { step: number(one.step), index: one.index })}</span>
               <span class="dim small">{seconds(one.seconds)}</span>
