@@ -5,7 +5,7 @@
 // over the folder that benchmarks/studio_scale.py makes. `first` is the browser's first contentful
 // paint of the address opened anew, `whole` the time until nothing loads any more.
 
-import { api, openBrowser, RUNS, runIds, startStudio } from "./studio.mjs";
+import { api, openBrowser, PAGE_MS, RUNS, runIds, startStudio } from "./studio.mjs";
 
 const studio = await startStudio(RUNS);
 const browser = await openBrowser();
@@ -31,7 +31,7 @@ for (const hash of screens) {
   const begun = performance.now();
   await page.goto(new URL(studio.url).origin + "/" + hash, { waitUntil: "load" });
   await page.waitForFunction(() => document.querySelector("main h1, main h2, main .state"));
-  await page.waitForFunction(() => !document.querySelector(".spinner"), null, { timeout: 60000 });
+  await page.waitForFunction(() => !document.querySelector(".spinner"), null, { timeout: PAGE_MS });
   const whole = (performance.now() - begun) / 1000;
   const first = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? NaN);
   const long = await page.evaluate(() => performance.getEntriesByType("longtask").length);

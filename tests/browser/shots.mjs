@@ -5,7 +5,7 @@
 import { cpSync, mkdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { openBrowser, openPage, ROOT, RUNS, screens, show, startStudio } from "./studio.mjs";
+import { openBrowser, openPage, ROOT, RUNS, screens, show, startStudio, WORK_MS } from "./studio.mjs";
 
 const isForDocs = process.argv[2] === "docs";
 const folder = isForDocs ? join(ROOT, "docs/images/studio") : join(ROOT, "web/shots");
@@ -26,20 +26,20 @@ const left = new Set(isForDocs ? ["damaged", "broken", "killed"] : []);
 const prepare = {
   new: async (page) => {
     await page.selectOption("#recipe", "quickstart");
-    await page.locator(".outcome .good-text").waitFor({ timeout: 60000 });
+    await page.locator(".outcome .good-text").waitFor({ timeout: WORK_MS });
     await page.fill("[id='key-actor_rollout_ref.rollout.n']", "0");
-    await page.locator(".key-field.bad").waitFor({ timeout: 60000 });
+    await page.locator(".key-field.bad").waitFor({ timeout: WORK_MS });
   },
   data: async (page) => {
     await page.selectOption("#data-recipe", "kto");
     await page.locator("form button.primary").click();
-    await page.locator("article").first().waitFor({ timeout: 900000 });
+    await page.locator("article").first().waitFor({ timeout: WORK_MS });
   },
   chat: async (page) => {
     await page.fill("#temperature", "0");
     await page.fill("textarea", "923*336=");
     await page.keyboard.press("Enter");
-    await page.waitForFunction(() => document.querySelector(".turn .dim.small"), null, { timeout: 900000 });
+    await page.waitForFunction(() => document.querySelector(".turn .dim.small"), null, { timeout: WORK_MS });
   },
 };
 /** Paths of this machine read as those of any checkout. */
@@ -69,7 +69,7 @@ for (const [number, [language, theme, width]] of looks.entries()) {
     if (left.has(name)) continue;
     await show(page, hash);
     // the doctor reads in the background
-    await page.locator(".verdict.info").waitFor({ state: "detached", timeout: 90000 }).catch(() => undefined);
+    await page.locator(".verdict.info").waitFor({ state: "detached", timeout: WORK_MS }).catch(() => undefined);
     if (prepare[name] && (number === 0 || !slow.has(name))) await prepare[name](page);
     if (isForDocs) await withoutPaths(page);
     await page.waitForTimeout(400);

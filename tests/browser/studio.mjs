@@ -13,6 +13,12 @@ export const AXE = require.resolve("axe-core/axe.min.js");
 export const RUNS = process.env.LUYEN_WEB_RUNS ?? join(ROOT, "build/web-runs");
 export const PYTHON = process.env.LUYEN_PYTHON ?? join(ROOT, ".venv/bin/python");
 
+/** Longest waits: for the page, for what a process is started for, for a run. `PATIENCE=10` makes them longer. */
+const PATIENCE = Number(process.env.PATIENCE ?? 1) * 1000;
+export const PAGE_MS = 20 * PATIENCE;
+export const WORK_MS = 120 * PATIENCE;
+export const RUN_MS = 300 * PATIENCE;
+
 function browserPath() {
   const known = [process.env.CHROMIUM, "/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
   const found = known.find((path) => path && existsSync(path));
@@ -59,8 +65,7 @@ export async function openPage(browser, studio, { language = "en", theme = "ligh
     },
     [language, theme],
   );
-  // a run is trained beside the browser, and may have all processors
-  context.setDefaultTimeout(120_000);
+  context.setDefaultTimeout(PAGE_MS);
   const page = await context.newPage();
   const faults = [];
   const origin = new URL(studio.url).origin;
@@ -81,7 +86,7 @@ export async function show(page, hash) {
   await page.evaluate((next) => (window.location.hash = next), hash);
   await page.waitForFunction(() => document.querySelector("main h1, main h2, main .state, main .notice"));
   const still = () => !document.querySelector(".spinner");
-  await page.waitForFunction(still, null, { timeout: 60000 }).catch((error) => {
+  await page.waitForFunction(still, null, { timeout: PAGE_MS }).catch((error) => {
     throw new Error(`${hash} goes on loading`, { cause: error });
   });
 }
@@ -106,17 +111,20 @@ export async function servedPaths(studio) {
   return new Set(Object.keys(data.paths).map((path) => path.replace("/api/v1", "").replace(/\{[^}]*\}/g, "{}")));
 }
 
+/** A row of the table of rollouts; its index is built in the background. */
+export async function row(studio, id, step, index) {
+  for (;;) {
+    const { data } = await api(studio, `/runs/${id}/rollouts?start=${step}&end=${step}&limit=${index + 1}`);
+    if (data.rows[index]) return data.rows[index];
+    await new Promise((resolve) => setTimeout(resolve, 200));
+  }
+}
+
 /** Every screen that the studio serves as (name, hash), for the runs of `make_runs.py`. */
 export async function screens(studio) {
   const ids = await runIds(studio);
   const served = await servedPaths(studio);
-  let group;
-  while (group === undefined) {
-    // the index of rollouts is built in the background
-    const { data } = await api(studio, `/runs/${ids.tools}/rollouts?start=6&end=6&limit=4`);
-    group = data.rows[3]?.group;
-    await new Promise((resolve) => setTimeout(resolve, 200));
-  }
+  const { group } = await row(studio, ids.tools, 6, 3);
   const run = `#/run/${ids.tools}`;
   const all = [
     ["runs", "#/runs"],

@@ -2,11 +2,11 @@
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { mkdtempSync, readFileSync } from "node:fs";
+import { cpSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { api, AXE, openBrowser, openPage, PYTHON, ROOT, RUNS, runIds, screens, show, startStudio } from "./studio.mjs";
+import { api, AXE, openBrowser, openPage, PAGE_MS, PYTHON, ROOT, row, RUN_MS, RUNS, runIds, screens, show, startStudio, WORK_MS } from "./studio.mjs";
 
 let studio;
 let browser;
@@ -61,7 +61,7 @@ test("the list shows every run with its state, and finds by text", async () => {
   await walk({}, async (page) => {
     await show(page, "#/runs");
     const names = async () => page.locator("tbody tr strong").allTextContents();
-    assert.deepEqual((await names()).sort(), ["broken", "damaged", "killed", "quickstart", "tools"]);
+    assert.deepEqual((await names()).sort(), ["broken", "damaged", "hostile", "killed", "quickstart", "tools"]);
     const state = (name) => page.locator("tr", { hasText: name }).locator(".tag").first().textContent();
     assert.equal(await state("tools"), "finished");
     assert.equal(await state("killed"), "killed");
@@ -170,6 +170,32 @@ test("a damaged run says which file is damaged, and shows the rest", async () =>
   });
 });
 
+test("hostile text of a run is shown as text, also 10 MB of it", async () => {
+  await walk({}, async (page) => {
+    const run = `#/run/${ids.hostile}`;
+    const { group } = await row(studio, ids.hostile, 1, 0);
+    for (const hash of ["#/runs", run, `${run}/rollouts`, `${run}/group/train/1/${group}`, `${run}/rewards`, `${run}/rollout/train/1/0`, `${run}/rollout/train/1/1`]) {
+      await show(page, hash);
+      await page.evaluate(() => document.querySelectorAll("main details").forEach((one) => (one.open = true)));
+      const found = await page.evaluate(() => ({
+        elements: document.querySelectorAll("main img, main script, main [onerror], main a[href^='javascript']").length,
+        hidden: /[\u0000\u001b\u202e]/.test(document.querySelector("main").innerText),
+        size: document.querySelector("main").innerText.length,
+        over: document.documentElement.scrollWidth - window.innerWidth,
+        title: document.title,
+      }));
+      assert.deepEqual([found.elements, found.hidden], [0, false], hash);
+      assert.ok(found.size < 500_000, `${hash} shows ${found.size} characters`);
+      assert.ok(found.over <= 0, `${hash} is ${found.over} px wider than the screen`);
+      assert.ok(!found.title.includes("pwned"));
+    }
+    await show(page, `${run}/rewards`);
+    await page.getByText("Score: 7").first().waitFor({ state: "attached" });
+    await page.locator("details", { hasText: "clear" }).locator("summary").first().click();
+    await page.getByText("<script>document.title='pwned'</script>").first().waitFor();
+  });
+});
+
 test("words and numbers change with the language, and the choice stays", async () => {
   await walk({}, async (page) => {
     await show(page, "#/runs");
@@ -178,6 +204,31 @@ test("words and numbers change with the language, and the choice stays", async (
     assert.equal(await page.evaluate(() => document.documentElement.lang), "vi");
     assert.equal(await page.evaluate(() => localStorage.getItem("luyen.language")), "vi");
   });
+});
+
+test("a run that is deleted while it is shown is gone, and the page goes on", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "luyen-deleted-"));
+  for (const name of ["quickstart", "killed", "tools"]) cpSync(join(RUNS, "luyen", name), join(folder, name), { recursive: true });
+  const other = await startStudio(folder);
+  const opened = await openPage(browser, other, { expected: ["404"] });
+  try {
+    const { page } = opened;
+    const shown = await runIds(other);
+    await show(page, `#/run/${shown.quickstart}/rollouts`);
+    await page.waitForSelector(".rollout-row");
+    rmSync(join(folder, "quickstart"), { recursive: true });
+    await page.waitForFunction(() => document.querySelector("main .notice.bad"));
+    await show(page, "#/runs");
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 2);
+    rmSync(join(folder, "killed"), { recursive: true });
+    await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 1);
+    await show(page, `#/run/${shown.tools}`);
+    await page.locator(".chart canvas").first().waitFor();
+    assert.deepEqual(opened.faults, []);
+  } finally {
+    await opened.close();
+    await other.stop();
+  }
 });
 
 test("an empty folder says how to begin", async () => {
@@ -207,7 +258,7 @@ test("a run that does not exist and a studio that was closed are explained", asy
   }
 });
 
-test("a run that goes on is followed without a reload", { timeout: 300_000 }, async () => {
+test("a run that goes on is followed without a reload", { timeout: 2 * RUN_MS }, async () => {
   const folder = mkdtempSync(join(tmpdir(), "luyen-live-"));
   const words = ["trainer.total_training_steps=6", `trainer.default_local_dir=${folder}`, "trainer.experiment_name=live"];
   const command = ["-m", "luyen", "train", join(ROOT, "recipes/quickstart.yaml"), ...words];
@@ -217,13 +268,13 @@ test("a run that goes on is followed without a reload", { timeout: 300_000 }, as
   try {
     const { page } = opened;
     const row = page.locator("tr", { hasText: "live" });
-    await row.getByText("running").waitFor({ timeout: 120_000 });
+    await row.getByText("running").waitFor({ timeout: WORK_MS });
     await row.locator("a").first().click();
     const progress = page.locator(".run-head .progress");
-    await page.locator(".live-dot").waitFor({ timeout: 30_000 });
+    await page.locator(".live-dot").waitFor({ timeout: PAGE_MS });
     const loads = await page.evaluate(() => performance.getEntriesByType("navigation").length);
-    await page.waitForFunction(() => /^[3-6] /.test(document.querySelector(".run-head .progress").textContent), null, { timeout: 120_000 });
-    await page.locator(".run-head .tag.good").waitFor({ timeout: 120_000 });
+    await page.waitForFunction(() => /^[3-6] /.test(document.querySelector(".run-head .progress").textContent), null, { timeout: WORK_MS });
+    await page.locator(".run-head .tag.good").waitFor({ timeout: WORK_MS });
     assert.equal(await progress.textContent(), "6 / 6");
     assert.equal(await page.evaluate(() => performance.getEntriesByType("navigation").length), loads);
     assert.deepEqual(opened.faults, []);

@@ -5,6 +5,7 @@ import "./style/base.css";
 import "./style/shell.css";
 import "./style/screens.css";
 import "./style/rollout.css";
+import "./ui/plainText";
 import { App } from "./App";
 
 render(<App />, document.getElementById("app")!);

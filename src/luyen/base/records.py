@@ -174,6 +174,10 @@ class GroupId:
         return f"{self.step}.{self.draw}.{self.uid}"
 
 
+MOST_REPLY = 16_384
+"""Characters of a judge's reply that a score keeps."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
@@ -206,10 +210,14 @@ class Score:
     """Whether a negative scale inverted it: a larger raw value is worth less."""
     seconds: float | None = field(default=None, compare=False)
     """Scoring time; no part of the score's identity."""
+    reply: str | None = field(default=None, compare=False)
+    """What a judge said, up to `MOST_REPLY` characters; no part of the score's identity."""
 
     def __post_init__(self) -> None:
         if self.error is not None:
             object.__setattr__(self, "error", masked(self.error))
+        if self.reply is not None:
+            object.__setattr__(self, "reply", masked(self.reply[:MOST_REPLY]))
 
     def remarks(self) -> str:
         """Remarks on the numbers, in brackets; empty if there are none.

@@ -210,6 +210,7 @@ def _score_json(score: Score) -> dict[str, Any]:
         "combine": score.combine,
         "turned": score.turned,
         "seconds": score.seconds,
+        "reply": score.reply,
         "by_turn": [list(pair) for pair in score.by_turn],
         "error": score.error,
         "parts": [_score_json(part) for part in score.parts],

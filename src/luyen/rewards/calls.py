@@ -212,6 +212,7 @@ def plain_score(score: Any) -> Score | None:
         combine=plain_text(str(score.combine)),
         turned=bool(score.turned),
         seconds=finite(score.seconds),
+        reply=None if score.reply is None else plain_text(str(score.reply)),
     )
 
 

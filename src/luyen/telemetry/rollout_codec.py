@@ -34,7 +34,10 @@ def call_of(tree: Mapping[str, Any]) -> ToolCall:
 
 
 def score_tree(score: Score, *, is_timed: bool = True) -> dict[str, Any]:
-    """A score with its parts as JSON; `is_timed=False` drops times, so equal scores are equal."""
+    """A score with its parts as JSON.
+
+    `is_timed=False` drops times and what judges said, so that equal scores are equal.
+    """
     tree: dict[str, Any] = {"name": score.name, "value": plain(score.value)}
     if score.weight != 1.0:
         tree["weight"] = plain(score.weight)
@@ -54,6 +57,8 @@ def score_tree(score: Score, *, is_timed: bool = True) -> dict[str, Any]:
         tree["turned"] = True
     if is_timed and score.seconds is not None:
         tree["seconds"] = plain(score.seconds)
+    if is_timed and score.reply is not None:
+        tree["reply"] = score.reply
     return tree
 
 
@@ -71,6 +76,7 @@ def score_of(tree: Mapping[str, Any]) -> Score:
         combine=tree.get("combine", "sum"),
         turned=tree.get("turned", False),
         seconds=_number(tree.get("seconds")),
+        reply=tree.get("reply"),
     )
 
 

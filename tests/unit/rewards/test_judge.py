@@ -85,6 +85,17 @@ def test_a_judge_is_asked_about_every_answer_as_the_block_says(server, monkeypat
     assert {headers["Authorization"] for _, _, headers, _ in server.asked} == {"Bearer secret-1"}
 
 
+def test_a_score_keeps_the_reply_it_was_read_from_also_where_it_has_none(server, tmp_path):
+    cache = ScoreCache(tmp_path / "scores.sqlite", counts=ScoringCounters())
+    for _ in range(2):  # the second time out of the cache
+        [found] = ask(judge(server.url("good")), "good good", cache=cache)
+        assert (found.value, found.reply) == (0.2, "Score: 2")
+    cache.close()
+    [unclear] = ask(judge(server.url("nonsense")), "x")
+    assert (unclear.value, unclear.reply) == (None, "The weather is fine.")
+    assert ask(judge(server.url("hangup")), "x")[0].reply is None
+
+
 @pytest.mark.parametrize("way", ["chunked", "unmeasured"])
 def test_bodies_in_chunks_and_without_a_length_are_read(server, way):
     assert ask(judge(server.url(way)), "x")[0].value == 0.7

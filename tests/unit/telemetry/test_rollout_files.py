@@ -54,6 +54,24 @@ def test_a_tree_comes_back_with_what_was_made_of_it(tmp_path: Path):
     assert read.rollout.score.parts[0].seconds == 0.25
 
 
+def test_a_reply_of_a_judge_comes_back_and_is_bounded(tmp_path: Path):
+    said = Score(
+        name="clear", value=0.7, reply="<b>fine</b> \x00 https://me:pass@host " + "é" * 20_000
+    )
+    tree = Score(name="reward", value=0.7, parts=(said,))
+    write_rollouts(
+        tmp_path / "a.parquet", [RecordedRollout(rollout=replace(rollout(), score=tree))]
+    )
+    [read] = read_rollouts(tmp_path / "a.parquet")
+    assert read.rollout.score is not None
+    [part] = read.rollout.score.parts
+    assert part.reply is not None
+    assert part.reply.startswith("<b>fine</b> \x00 https://***@host é")
+    assert 16_000 < len(part.reply) <= 16_384
+    assert "reply" not in score_tree(tree, is_timed=False)["parts"][0]
+    assert part == replace(part, reply="the same score in other words")
+
+
 def test_a_tree_of_an_older_file_has_nothing_made_of_it():
     old = {"name": "reward", "value": 1.0, "parts": [{"name": "right", "value": 1.0}]}
     read = score_of(old)

@@ -8,11 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from luyen.base.run_lock import OWNER
 from luyen.base.rundir import RunDirectory
 from luyen.studio.screens.metric_table import MetricColumns
 from luyen.telemetry.metrics import metrics_line
+from luyen.telemetry.rollout_files import write_rollouts
 from luyen.telemetry.summary import note
+from tests.unit.studio.run_files import rollout
 from tests.unit.web.server import serving, until
 
 CONFIG = """\
@@ -121,6 +125,33 @@ def test_curves_come_in_buckets_that_keep_the_peaks(tmp_path: Path):
         assert part["series"]["a"]["value"] == [9.0, 0.0, 0.0]
         names = {one["name"] for one in client.get(f"/runs/{client.only_run()}/metrics")["names"]}
         assert names == {"a", "b"}
+
+
+def test_reward_and_validation_have_their_intervals(tmp_path: Path):
+    run = begin(tmp_path, lines=0)
+    lines = [{"reward/mean": 0.5, "val/accuracy": 0.4, "val/accuracy_low": 0.3,
+              "val/accuracy_high": 0.55}, {"reward/mean": 0.25}, {"reward/mean": 0.75}]  # fmt: skip
+    run.metrics.write_text("".join(metrics_line(i + 1, line) for i, line in enumerate(lines)))
+    # eight groups of two: in four both are right, in four none is
+    rows = [rollout(1, draw=i // 2, sample=i % 2, reward=float(i < 8)) for i in range(16)]
+    write_rollouts(run.rollouts(1), rows, step=1)
+    write_rollouts(run.rollouts(2), [rollout(2, reward=1.0)], step=2)  # one group says nothing
+    with serving(tmp_path) as client:
+        path = f"/runs/{client.only_run()}/series?name=reward/mean&name=val/accuracy"
+        page = until(lambda: None if (found := client.get(path))["pending"] else found)
+        short = client.get(f"{path}&points=2")
+    reward, accuracy = (page["series"][name] for name in ("reward/mean", "val/accuracy"))
+    # the means of the groups are 0 and 1: 1.96 * sqrt(8 * 0.25 / 7) / sqrt(8) = 0.37040
+    assert reward["interval"]
+    assert reward["low"] == [pytest.approx(0.5 - 0.37040, abs=1e-5), 0.25, 0.75]
+    assert reward["high"] == [pytest.approx(0.5 + 0.37040, abs=1e-5), 0.25, 0.75]
+    assert (accuracy["low"], accuracy["high"], accuracy["interval"]) == ([0.3], [0.55], True)
+    buckets = short["series"]["reward/mean"]
+    assert (buckets["low"], buckets["high"], buckets["interval"]) == (
+        [0.5, 0.25],
+        [0.5, 0.75],
+        False,
+    )
 
 
 def test_a_table_reads_only_what_was_appended(tmp_path: Path):

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from luyen.base.digests import BEGINNING, DigestFile, hash_value, link, page_with_checksum
 from luyen.base.files import json_line
-from luyen.base.records import StopReason
+from luyen.base.records import Score, StopReason
 from luyen.base.rundir import RunDirectory
 from luyen.telemetry.metrics import metrics_line
 from luyen.telemetry.rollout_files import write_rollouts
@@ -92,6 +94,48 @@ def test_rewards_have_their_components_the_faults_and_the_judging(client: Client
     assert page["judging"]["judging/tokens"]["value"] == [10.0, 20.0, 30.0]
 
 
+def test_what_judges_said_is_shown_with_the_answers_that_they_judged(tmp_path: Path):
+    run = begin(tmp_path, "a")
+    for step in range(1, 4):
+        one = rollout(step)
+        told = Score(name="clear", value=0.7, raw=7.0, seconds=1.5, reply=f"Score: 7 <b>{step}</b>")
+        lost = Score(name="kind", value=None, error="judge unparsable: no numbers", reply="Fine.")
+        style = Score(name="style", value=0.7, parts=(told, lost))
+        score = Score(name="reward", value=0.7, parts=(style, Score(name="right", value=1.0)))
+        scored = replace(one, rollout=replace(one.rollout, score=score))
+        write_rollouts(run.rollouts(step), [rollout(step, sample=1), scored], step=step)
+    with serving(tmp_path) as client:
+        answers = client.get(f"/runs/{run_id(client)}/rewards")["judges"]
+        page = client.get(f"/runs/{run_id(client)}/rollouts/train/3/0")
+    assert [(one["step"], one["component"], one["score"]) for one in answers] == [
+        (step, *rest) for step in (3, 2, 1) for rest in (("style/clear", 7.0), ("style/kind", None))
+    ]
+    assert answers[0] == {
+        "step": 3, "index": 0, "component": "style/clear", "score": 7.0, "seconds": 1.5,
+        "fault": None, "answer": "a", "reply": "Score: 7 <b>3</b>",
+    }  # fmt: skip
+    assert (answers[1]["fault"], answers[1]["reply"]) == ("judge unparsable: no numbers", "Fine.")
+    [style, right] = page["reward_tree"]["children"]
+    assert [part["reply"] for part in style["children"]] == ["Score: 7 <b>3</b>", "Fine."]
+    assert right["reply"] is None
+
+
+def test_a_score_tree_that_is_damaged_or_hostile_has_no_answers_of_judges(tmp_path: Path):
+    deep = '{"name": "a", "parts": [' * 150 + '{"reply": "x"}' + "]}" * 150
+    trees = ["{", '["reply"]', '{"name": "a", "reply": 7}', '{"parts": 3, "reply": null}', deep,
+             '{"name": "kept", "value": "nan", "seconds": [], "reply": "Score: 1"}']  # fmt: skip
+    run = begin(tmp_path, "a")
+    table = pa.table({"score": trees, "text": [None] * len(trees)})
+    run.rollouts(1).parent.mkdir(exist_ok=True)
+    pq.write_table(table, run.rollouts(1))
+    run.rollouts(2).write_bytes(b"PAR1")
+    with serving(tmp_path) as client:
+        answers = until(lambda: client.get(f"/runs/{run_id(client)}/rewards")["judges"])
+    [only] = answers
+    assert (only["component"], only["score"], only["seconds"]) == ("kept", None, None)
+    assert (only["answer"], only["reply"]) == ("", "Score: 1")
+
+
 def test_parity_has_the_gap_over_time_and_the_worst_tokens_first(client: Client):
     page = client.get(f"/runs/{run_id(client)}/parity")
     assert page["series"]["parity/max_gap"]["value"] == [0.125, 0.25, 0.375]
@@ -149,6 +193,21 @@ def test_a_step_that_differs_earlier_in_a_third_run_is_named(client: Client, tmp
         page = other.get("/compare?" + "&".join(f"id={one}" for one in ids))
     assert page["divergence"]["step"] == 2
     assert page["divergence"]["message"].startswith("p/c differs from p/a in step 2")
+
+
+def test_runs_without_common_digests_are_not_called_equal(tmp_path: Path):
+    first = begin(tmp_path, "a")
+    begin(tmp_path, "b").digests.unlink()
+    begin(tmp_path, "c").digests.write_bytes(first.digests.read_bytes()[:-40] + b"}\n{\n")
+    with serving(tmp_path) as other:
+        ids = {name: run_id(other, name) for name in "abc"}
+        found = {
+            name: other.get(f"/compare?id={ids['a']}&id={ids[name]}")["divergence"] for name in "bc"
+        }
+    assert (found["b"]["step"], found["b"]["equal_steps"]) == (None, 0)
+    assert found["b"]["message"] == "No step has a digest in all of these runs."
+    assert (found["c"]["step"], found["c"]["equal_steps"]) == (None, 0)
+    assert found["c"]["message"].startswith("p/c: ")
 
 
 def test_the_schema_documents_every_key(client: Client):

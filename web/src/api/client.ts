@@ -179,6 +179,8 @@ export function useEvents(path: string | null, handlers: Handlers, missed?: () =
       source.onerror = () => {
         setOpen(false);
         if (source?.readyState === EventSource.CLOSED) {
+          // an answer that is no stream: what it was about may be gone
+          latest.current.missed?.();
           close();
           retry = window.setTimeout(connect, 5000);
         }

@@ -35,6 +35,8 @@ export interface RunRow {
   reward_last: Num;
   sparkline: Num[];
   problem: string | null;
+  /** In an event: the run is no longer in the folder. */
+  removed?: boolean;
 }
 
 export interface Finding {
@@ -77,10 +79,14 @@ export interface Series {
   value: Num[];
   low?: Num[];
   high?: Num[];
+  /** Whether `low` and `high` are a 95 % interval rather than the extremes of several steps. */
+  interval?: boolean;
 }
 
 export interface SeriesAnswer {
   series: Record<string, Series>;
+  /** Intervals are still being read. */
+  pending?: boolean;
 }
 
 export interface Span {
@@ -141,6 +147,8 @@ export interface RewardNode {
   children: RewardNode[] | null;
   detail: unknown;
   fault: string | null;
+  /** What a judge said. */
+  reply?: string | null;
 }
 
 export interface Message {
@@ -201,7 +209,16 @@ export interface Group {
 export interface Rewards {
   components: { name: string; series: Series }[];
   faults: { step: number; name: string; count: number; sample: Num }[];
-  judges: { step: number; index: number; question: string; reply: string; score: Num; seconds: Num }[];
+  judges: {
+    step: number;
+    index: number;
+    component: string;
+    answer: string;
+    reply: string;
+    score: Num;
+    seconds: Num;
+    fault: string | null;
+  }[];
   judging?: Record<string, Series>;
 }
 

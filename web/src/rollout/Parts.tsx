@@ -60,12 +60,18 @@ export function RewardTree({ node, depth = 0 }: { node: RewardNode; depth?: numb
           {node.weight !== null && node.weight !== undefined && node.weight !== 1 ? (
             <span class="dim small">× {number(node.weight)}</span>
           ) : null}
-          {node.fault ? <span class="tag bad">{node.fault}</span> : null}
+          {node.fault ? <span class="tag bad long">{node.fault}</span> : null}
         </div>
         {detail && detail !== "{}" ? (
           <details class="small">
             <summary>{t("rollout.detail")}</summary>
             <pre>{visible(pretty(node.detail))}</pre>
+          </details>
+        ) : null}
+        {node.reply ? (
+          <details class="small">
+            <summary>{t("rewards.reply")}</summary>
+            <LongText text={node.reply} />
           </details>
         ) : null}
         {children.map((child) => (

@@ -108,11 +108,13 @@ function Curves({ data }: { data: Data }) {
 function Divergence({ data }: { data: Data }) {
   if (data.divergence === null) return <Notice level="info">{t("compare.nodigest")}</Notice>;
   const { step, stage, equal_steps: equal, message } = data.divergence;
+  const isEqual = step === null && equal !== null && equal > 0;
+  const none = step === null ? t("compare.nodigest") : t("compare.diverges", { step: number(step), stage: stage ?? "" });
   return (
-    <Notice level={step === null ? "good" : "info"}>
-      <strong>{step === null ? t("compare.equal") : t("compare.diverges", { step: number(step), stage: stage ?? "" })}</strong>
-      <span>{message}</span>
-      {equal !== null ? <span class="dim small">{t("compare.equalsteps", { count: number(equal) })}</span> : null}
+    <Notice level={isEqual ? "good" : "info"}>
+      <strong>{isEqual ? t("compare.equal") : none}</strong>
+      {isEqual ? null : <span>{message}</span>}
+      {equal !== null && equal > 0 ? <span class="dim small">{t("compare.equalsteps", { count: number(equal) })}</span> : null}
       {step !== null ? (
         <span class="row small">
           {data.runs.map((run) => (

@@ -48,7 +48,7 @@ export function Group({ split, step, group }: { split: string; step: string; gro
                     <Advantage value={row.advantage} />
                     <span class="dim small">{t("word.ntokens", { count: number(row.tokens) })}</span>
                   </div>
-                  {row.fault ? <span class="tag bad">{row.fault}</span> : null}
+                  {row.fault ? <span class="tag bad long">{row.fault}</span> : null}
                   <div class="text small sibling-text">{visible((row.text ?? row.answer).slice(0, 4000))}</div>
                 </a>
               ))}

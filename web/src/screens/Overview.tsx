@@ -1,6 +1,6 @@
 // How the run goes: a verdict and why, the headline curves, where the time went.
 
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { useApi, withQuery } from "../api/client";
 import type { Headline, MetricNames, Overview as Data, Series, SeriesAnswer } from "../api/types";
 import { number, percent, plain, seconds, when } from "../format";
@@ -28,6 +28,8 @@ function Verdict({ run }: { run: Data }) {
   );
 }
 
+const PAUSE_MS = 2000;
+
 interface Zoom {
   start: number;
   end: number;
@@ -43,7 +45,13 @@ export function useSeries(id: string, names: string[], zoom: Zoom | null, steps:
         end: zoom ? Math.ceil(zoom.end) : null,
       })
     : null;
-  return useApi<SeriesAnswer>(path, steps);
+  const answer = useApi<SeriesAnswer>(path, steps);
+  useEffect(() => {
+    if (!answer.data?.pending) return;
+    const later = window.setTimeout(answer.reload, PAUSE_MS);
+    return () => window.clearTimeout(later);
+  }, [answer.data]);
+  return answer;
 }
 
 const NOTHING: Series = { step: [], value: [] };
@@ -70,6 +78,7 @@ function HeadlineChart(props: { run: string; head: Headline; series: Series; zoo
         onStep={(step) => go(links.step(props.run, step))}
         onZoom={(range) => props.zoom(range && { start: range[0], end: range[1] })}
       />
+      {series.interval ? <p class="dim small">{t("chart.interval")}</p> : null}
     </div>
   );
 }

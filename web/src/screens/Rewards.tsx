@@ -55,7 +55,7 @@ function FaultTable({ run, data }: { run: string; data: Data }) {
                 <a href={links.rollouts(run, { start: one.step, end: one.step, fault: one.name })}>{number(one.step)}</a>
               </td>
               <td>
-                <span class="tag bad">{one.name}</span>
+                <span class="tag bad long">{one.name}</span>
               </td>
               <td class="num">{number(one.count)}</td>
               <td>
@@ -76,7 +76,8 @@ function Judges({ run, data }: { run: string; data: Data }) {
         <details class="card" data-row>
           <summary>
             <span class="row">
-              <strong class="num">{number(one.score)}</strong>
+              {one.fault ? <span class="tag bad long">{one.fault}</span> : <strong class="num">{number(one.score)}</strong>}
+              <code>{one.component}</code>
               <span>{t("rollout.title", { step: number(one.step), index: one.index })}</span>
               <span class="dim small">{seconds(one.seconds)}</span>
             </span>
@@ -86,8 +87,8 @@ function Judges({ run, data }: { run: string; data: Data }) {
           </a>
           <div class="columns small padded">
             <div>
-              <span class="dim">{t("rewards.question")}</span>
-              <LongText text={one.question} />
+              <span class="dim">{t("rewards.answer")}</span>
+              <LongText text={one.answer} />
             </div>
             <div>
               <span class="dim">{t("rewards.reply")}</span>
@@ -122,7 +123,11 @@ export function Rewards() {
                 ))}
               </div>
             ) : null}
-            {data.judges.length ? <Judges run={run.id} data={data} /> : Object.keys(data.judging ?? {}).length ? null : <p class="dim">{t("rewards.nojudges")}</p>}
+            {data.judges.length ? (
+              <Judges run={run.id} data={data} />
+            ) : (
+              <p class="dim">{t("judging/requests" in (data.judging ?? {}) ? "rewards.noreplies" : "rewards.nojudges")}</p>
+            )}
           </Section>
         </div>
       )}

@@ -221,7 +221,7 @@ function Row({ run, row }: { run: string; row: RolloutRow }) {
       <td class="narrow-off">
         {row.fault ? <span class="tag bad" title={row.fault}>{row.fault}</span> : <span class="dim">{row.stop ?? "–"}</span>}
       </td>
-      <td class="narrow-off dim">{row.tools.join(", ")}</td>
+      <td class="narrow-off dim clip">{row.tools.join(", ")}</td>
       <td class="narrow-off">
         {row.group ? <a href={links.group(run, row.split, row.step, row.group)}>{groupName(row.group)}</a> : "–"}
       </td>

@@ -154,13 +154,14 @@ export function Runs() {
   const sort = (query.get("sort") as Sort | null) ?? "updated";
   const all = useMemo(() => {
     const rows = new Map((answer.data?.runs ?? []).map((run) => [run.id, run]));
-    changed.forEach((run, id) => rows.set(id, run));
+    changed.forEach((run, id) => (run.removed ? rows.delete(id) : rows.set(id, run)));
     return [...rows.values()];
   }, [answer.data, changed]);
   const rows = useMemo(
     () => all.filter((run) => matches(run, text)).sort(ORDER[sort] ?? ORDER.updated),
     [all, text, sort],
   );
+  const kept = chosen.filter((id) => all.some((run) => run.id === id));
   const choose = (id: string, on: boolean) =>
     setChosen((old) => (on ? [...old, id] : old.filter((one) => one !== id)));
   return (
@@ -183,8 +184,8 @@ export function Runs() {
             />
           </div>
           {serves("/compare") ? (
-            <button class="primary" disabled={chosen.length < 2} onClick={() => go(link(["compare"], { id: chosen }))}>
-              {t("runs.compare")} {chosen.length ? `(${chosen.length})` : ""}
+            <button class="primary" disabled={kept.length < 2} onClick={() => go(link(["compare"], { id: kept }))}>
+              {t("runs.compare")} {kept.length ? `(${kept.length})` : ""}
             </button>
           ) : null}
         </div>

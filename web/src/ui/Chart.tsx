@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import type { Num, Series } from "../api/types";
-import { number } from "../format";
+import { number, visible } from "../format";
 import { t } from "../i18n";
 import { dark, language } from "../settings";
 
@@ -90,7 +90,7 @@ function drawn(curves: Curve[], shape: ReturnType<typeof columns>): uPlot.Series
   curves.forEach((curve, i) => {
     const colour = ink[(curve.colour ?? i) % ink.length]!;
     series[shape.place[i]!] = {
-      label: curve.label,
+      label: visible(curve.label),
       stroke: colour,
       width: 1.75,
       dash: DASHES[i % DASHES.length],
@@ -100,9 +100,10 @@ function drawn(curves: Curve[], shape: ReturnType<typeof columns>): uPlot.Series
   });
   for (const band of shape.bands) {
     const colour = ink[(curves[band.curve]!.colour ?? band.curve) % ink.length]!;
+    const words = curves[band.curve]!.series.interval ? ([t("chart.low"), t("chart.high")] as const) : (["min", "max"] as const);
     for (const [at, word] of [
-      [band.low, "min"],
-      [band.high, "max"],
+      [band.low, words[0]],
+      [band.high, words[1]],
     ] as const) {
       series[at] = { label: word, stroke: faded(colour), width: 0.5, points: { show: false }, spanGaps: true };
     }

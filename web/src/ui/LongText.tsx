@@ -15,7 +15,7 @@ export function LongText({ text, mono }: { text: string; mono?: boolean }) {
         {visible(shown)}
       </div>
       {shown.length < text.length ? (
-        <button onClick={() => setWhole(true)}>{t("text.all", { count: number(text.length) })}</button>
+        <button class="wrapping" onClick={() => setWhole(true)}>{t("text.all", { count: number(text.length) })}</button>
       ) : null}
     </div>
   );

@@ -37,6 +37,8 @@ class JudgeFault(Exception):
         super().__init__(f"judge {kind}: {detail}")
         self.kind = kind
         self.retry_after_s = retry_after_s
+        self.reply: str | None = None
+        """The reply that has no score, where there was one."""
 
     def may_pass(self, *, temperature: float) -> bool:
         """Whether the same request may succeed later.

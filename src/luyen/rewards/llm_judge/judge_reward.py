@@ -9,7 +9,7 @@ from time import monotonic, perf_counter
 from typing import Any, cast, final
 from weakref import WeakKeyDictionary
 
-from luyen.base.boundary import boundary, last_line
+from luyen.base.boundary import boundary, last_line, plain_text
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
 from luyen.base.records import Message, Prompt, Rollout, Score
@@ -237,21 +237,22 @@ class JudgeReward:
     async def _one(self, prompt: Prompt, rollout: Rollout) -> Score:
         start = perf_counter()
         try:
-            value = await self._value(messages_for(self._judge, prompt, rollout.text))
-            score = Score(name=NAME, value=value)
+            reply, value = await self._value(messages_for(self._judge, prompt, rollout.text))
+            score = Score(name=NAME, value=value, reply=plain_text(reply))
         except JudgeFault as fault:
             self._counts.add(f"judging/faults/{fault.kind}")
-            score = Score(name=NAME, value=None, error=str(fault))
+            said = None if fault.reply is None else plain_text(fault.reply)
+            score = Score(name=NAME, value=None, error=str(fault), reply=said)
         seconds = perf_counter() - start
         add_time(rollout, seconds)
         return replace(score, seconds=seconds)
 
-    async def _value(self, messages: list[Message]) -> float:
-        """The score of a conversation: out of the cache, or asked for as often as it takes."""
+    async def _value(self, messages: list[Message]) -> tuple[str, float]:
+        """Reply and score of a conversation: from the cache, or asked for as often as it takes."""
         key = content_hash(NAME, masked_urls(self._judge.base_url), self._settings, messages)
         known = None if self._cache is None else self._cache.find(key)
         if known is not None:
-            return await self._read(known["reply"])
+            return known["reply"], await self._read(known["reply"])
         retry = 0
         while True:
             try:
@@ -265,7 +266,7 @@ class JudgeReward:
                 await self._wait(retry, fault)
         if self._cache is not None:
             self._cache.keep(key, {"reply": reply})
-        return value
+        return reply, value
 
     async def _once(self, messages: list[Message]) -> tuple[str, float]:
         """One request, under the limits of the line and the time for one."""
@@ -280,7 +281,11 @@ class JudgeReward:
                 raise JudgeFault(TIMEOUT, f"no reply within {judge.timeout_s:g} s") from error
             finally:
                 beat()
-        return reply, await self._read(reply)
+        try:
+            return reply, await self._read(reply)
+        except JudgeFault as fault:
+            fault.reply = reply
+            raise
 
     async def _send(self, messages: list[Message]) -> str:
         """The judge's reply. Every exception of the endpoint or engine becomes a JudgeFault."""

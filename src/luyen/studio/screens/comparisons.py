@@ -11,6 +11,7 @@ from luyen.base.rundir import step_of
 from luyen.base.secrets import masked_tree
 from luyen.studio.diff import first_divergence
 from luyen.studio.screens.folder import KnownRun, Refusal
+from luyen.studio.screens.judges import judge_answers
 from luyen.studio.screens.state import Studio
 from luyen.studio.timeline import ProcessSpans, inside, read_processes, windows
 from luyen.studio.timeline_summary import summarise
@@ -20,15 +21,17 @@ _MOST_RUNS = 8
 _MOST_SPANS = 5000
 """Spans of a lane that are sent, the longest."""
 _STEPS_SHOWN = 5
+_NO_DIGEST = "No step has a digest in all of these runs."
 _SKIPPED = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 
 
 def rewards(studio: Studio, run_id: str) -> dict[str, Any]:
-    """Components of the reward over time, faults, and what judges cost."""
+    """Components of the reward over time, faults, what judges said and what they cost."""
     known = studio.run(run_id)
     table = studio.table(known)
     names = [n for n in table.names if n.startswith("reward/") and n.endswith("/mean")]
     index = studio.rollouts(known, "train")
+    has_judge = any(name.startswith("judging/") for name in table.names)
     faults: list[dict[str, Any]] = []
     for step in index.steps[-200:]:
         part = index.part(step)
@@ -52,7 +55,7 @@ def rewards(studio: Studio, run_id: str) -> dict[str, Any]:
             if name in table.names
         ],
         "faults": faults,
-        "judges": [],
+        "judges": judge_answers(index) if has_judge else [],
         "judging": {
             name: table.curve(name, points=_POINTS)._asdict()
             for name in table.names
@@ -210,17 +213,17 @@ def _divergence(runs: list[KnownRun]) -> dict[str, Any] | None:
             return {"step": None, "stage": None, "equal_steps": 0,
                     "message": f"{run.row['path']}: {error.why}"}  # fmt: skip
     found: tuple[int, str, str] | None = None
-    equal = 0
+    counts: list[int] = []
     for run, other in zip(runs[1:], chains[1:], strict=True):
         common = sorted(chains[0].keys() & other.keys())
         parting = first_divergence(chains[0], other, common)
-        equal = len(common) if parting is None else sum(s < parting.step for s in common)
+        counts.append(sum(parting is None or s < parting.step for s in common))
         if parting is not None and (found is None or parting.step < found[0]):
             found = parting.step, parting.stage, run.row["path"]
+    equal = min(counts)
     if found is None:
-        return {"step": None, "stage": None, "equal_steps": equal,
-                "message": f"All {equal} common steps are equal."}  # fmt: skip
+        message = f"All {equal} common steps are equal." if equal else _NO_DIGEST
+        return {"step": None, "stage": None, "equal_steps": equal, "message": message}
     step, stage, path = found
     message = f"{path} differs from {runs[0].row['path']} in step {step}, first in its {stage}."
-    equal = sum(s < step for s in chains[0])
     return {"step": step, "stage": stage, "equal_steps": equal, "message": message}

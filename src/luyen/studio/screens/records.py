@@ -50,14 +50,19 @@ def metric_series(
     start: int | None,
     end: int | None,
 ) -> dict[str, Any]:
-    """Curves of some metrics, each in at most `points` buckets."""
+    """Curves of some metrics, each in at most `points` buckets, with intervals where known."""
+    from luyen.studio.screens.intervals import series_json  # the index of rollouts loads pyarrow
+
     if len(names) > MOST_SERIES:
         raise Refusal(422, f"at most {MOST_SERIES} metrics at once", field="name")
-    table = studio.table(studio.run(run_id))
+    known = studio.run(run_id)
+    table = studio.table(known)
     most = min(max(points, 2), MOST_POINTS)
     found = {name: table.curve(name, points=most, start=start, end=end) for name in names}
+    series, is_pending = series_json(studio, known, table, found)
     return {
-        "series": {name: curve._asdict() for name, curve in found.items()},
+        "series": series,
+        "pending": is_pending,
         "is_whole": table.is_whole,
         "steps": table.last_step,
     }

@@ -254,7 +254,7 @@ def _search(
 
 def _matches(index: RolloutIndex, step: int, wanted: RolloutFilter) -> list[int]:
     try:
-        columns = _read_columns(index, step, ["text"], None)
+        columns = read_columns(index, step, ["text"], None)
     except (OSError, ValueError, LookupError, pa.ArrowException):
         return []
     hits = pc.match_substring(columns["text"], wanted.text or "", ignore_case=True)
@@ -287,7 +287,7 @@ def _place(cursor: str | None) -> tuple[int, int] | None:
         raise Refusal(422, "cursor: it is none of ours", field="cursor") from None
 
 
-def _read_columns(
+def read_columns(
     index: RolloutIndex, step: int, names: list[str], rows: list[int] | None
 ) -> pa.Table:
     """Columns of a file; with `rows` only the row groups that hold these, and then these rows."""
@@ -327,7 +327,7 @@ def _row_groups(file: pq.ParquetFile, rows: list[int]) -> tuple[list[int], list[
 def rows_of_group(index: RolloutIndex, step: int, group: str) -> list[int]:
     """Places of the rollouts of a group in the file of a step."""
     try:
-        groups = _read_columns(index, step, ["group"], None)["group"].to_pylist()
+        groups = read_columns(index, step, ["group"], None)["group"].to_pylist()
     except (OSError, ValueError, LookupError, pa.ArrowException):
         return []
     return [row for row, name in enumerate(groups) if name == group][:1024]
@@ -349,7 +349,7 @@ def previews(
     for step, rows in by_step.items():
         names = ["group", "text", "fault", "tokens", "sources"]
         try:
-            table = _read_columns(index, step, names, rows)
+            table = read_columns(index, step, names, rows)
         except (OSError, ValueError, LookupError, pa.ArrowException):
             continue
         for row, entry in zip(rows, table.to_pylist(), strict=True):

@@ -216,6 +216,7 @@ def score_json(score: Score) -> dict[str, Any]:
         "combine": score.combine,
         "detail": ", ".join(detail) or None,
         "fault": None if score.error is None else masked(score.error),
+        "reply": score.reply,
         "children": [score_json(part) for part in score.parts],
     }
 
