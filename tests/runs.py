@@ -90,8 +90,10 @@ def train(folder: Path, *overrides: str, files: Sequence[Path] = ()) -> Ran:
         patched.setenv(STRICT, "1")
         run = prepare(folder, *overrides, files=files)
     try:
+        run.display.start(run.total_steps, done=run.step)  # shows something with a console alone
         train_online(run)
     finally:
+        run.display.close()
         close(run)
     return read_back(run.recorder.directory.root)
 
