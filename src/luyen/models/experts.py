@@ -110,6 +110,7 @@ def steady_experts(model: nn.Module) -> None:
         for name, block in layer.named_children():
             if block in numbers:
                 vars(block)["forward"] = MethodType(_forward, block)
+                vars(block.gate)["forward"] = MethodType(_route_forward, block.gate)
                 # Transformers gives a block hidden states alone; its layer gets all of a call.
                 note = partial(_hand_over, name=name, number=numbers[block])
                 layer.register_forward_pre_hook(note, with_kwargs=True)
@@ -124,32 +125,34 @@ def _forward(self: Any, hidden_states: Tensor) -> Tensor:
     """`[batch, tok, hidden]` of a routed layer."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     log, number = vars(self).pop(ROUTING, (None, 0))
-    compute = _by_transformers if x.is_cuda else _in_order
-    return compute(self, x, log, number).view(hidden_states.shape)
-
-
-def _by_transformers(block: Any, x: Tensor, log: RoutingLog | None, number: int) -> Tensor:
-    """What the layer does by itself."""
-    logits, weights, experts = block.gate(x)
+    logits, weights, experts = self.gate(x)
     if log is not None:
         probability = torch.softmax(logits, -1, dtype=torch.float32)
         log.add(number, Routing(probability=probability, experts=experts))
-    return block.experts(x, experts, weights)
+    compute = self.experts if x.is_cuda else partial(_in_order, self.experts)
+    return compute(x, experts, weights).view(hidden_states.shape)
 
 
-def _in_order(block: Any, x: Tensor, log: RoutingLog | None, number: int) -> Tensor:
-    product = _product(x.dtype)
-    routing = route(product(x, block.gate.weight, None), block.gate.top_k)
-    if log is not None:
-        log.add(number, routing)
-    weights = routing.probability.gather(-1, routing.experts).unbind(-1)
+def _route_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, weights and experts of each token, as the router of transformers returns them."""
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    if x.is_cuda:
+        plain: Any = type(self).forward
+        return plain(self, x)
+    logits = _product(x.dtype)(x, self.weight, None)
+    routing = route(logits, self.top_k)
+    weights = routing.probability.gather(-1, routing.experts)
     # Mixtral always divides by the sum.
-    if vars(block.gate).get("norm_topk_prob", True):
-        total = _sum_in_order(weights)
-        weights = tuple(weight / total for weight in weights)
-    made = _outputs(block.experts, x, routing.experts, product)
-    parts = [weight[:, None] * part for weight, part in zip(weights, made, strict=True)]
-    return _sum_in_order(parts).to(x.dtype)
+    if vars(self).get("norm_topk_prob", True):
+        weights = weights / _sum_in_order(weights.unbind(-1))[:, None]
+    return logits, weights, routing.experts
+
+
+def _in_order(experts: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The weighted outputs of each token's experts, added in the order of `chosen`."""
+    made = _outputs(experts, x, chosen, _product(x.dtype))
+    parts = zip(weights.unbind(-1), made, strict=True)
+    return _sum_in_order([weight[:, None] * part for weight, part in parts]).to(x.dtype)
 
 
 def _outputs(experts: Any, x: Tensor, chosen: Tensor, product: Product) -> Sequence[Tensor]:

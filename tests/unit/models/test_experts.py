@@ -9,6 +9,7 @@ from torch import Tensor
 from luyen.base import process_setup
 from luyen.models import experts
 from luyen.models.experts import RoutingLog, route, routed_layers
+from luyen.models.hf_generation import hf_attention
 from luyen.models.policy import Policy
 from tests.tiny_models import VOCABULARY, tiny_net, tiny_policy
 
@@ -18,6 +19,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_moe, weights as they are": {"norm_topk_prob": False},
     "qwen3_moe, a dense layer first": {"mlp_only_layers": [0]},
     "mixtral, one expert a token": {"num_experts_per_tok": 1},
+    "mixtral, router logits asked for": {"output_router_logits": True},
 }
 TOKENS = torch.randint(3, 60, (40,), generator=torch.Generator().manual_seed(1))
 LENGTHS = (17, 23)
@@ -106,6 +108,17 @@ def test_single_rows_take_the_product_that_is_steady_without_mkl(monkeypatch: py
     monkeypatch.setattr(experts, "is_promised", lambda name: name == "float32")
     torch.testing.assert_close(layer(x), expected)
     assert sizes == [1] * 5, "the router, and both products of both experts"
+
+
+def test_transformers_finds_the_logits_of_routers():
+    changes = {"output_router_logits": True, "initializer_range": 0.1}
+    net: Any = tiny_net("mixtral", **changes)
+    policy = tiny_policy("mixtral", **changes)
+    with torch.no_grad(), hf_attention(policy):
+        ours, theirs = (model(TOKENS[None]) for model in (policy.model, net))
+    torch.testing.assert_close(ours.aux_loss, theirs.aux_loss)
+    assert len(ours.router_logits) == 2
+    torch.testing.assert_close(ours.router_logits, theirs.router_logits, rtol=1e-4, atol=1e-5)
 
 
 def test_other_mixtures_keep_their_own_forward():
