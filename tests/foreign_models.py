@@ -87,6 +87,14 @@ def foreign_model(kind: str, folder: Path) -> Path:
     return folder
 
 
+def mixture(folder: Path) -> Path:
+    """A folder of a small Qwen3-MoE, which the fast path knows."""
+    tiny_net("qwen3_moe", **{**_COMMON, "head_dim": 16}).save_pretrained(folder)
+    for name in _TOKENIZER:
+        shutil.copyfile(Path(resolve_path("builtin://arithmetic")) / name, folder / name)
+    return folder
+
+
 def _write_own(folder: Path) -> None:
     torch.manual_seed(0)
     names: dict[str, Any] = {}

@@ -62,6 +62,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {
+        "head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
     "phi3": {},
     "olmo2": {},
     "gpt_neox": {"rotary_pct": 0.5},
@@ -78,6 +86,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
     },
 }
+MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
+"""Those with experts."""
 
 
 def tiny_net(kind: str = "llama", *, seed: int = 0, **changes: Any) -> PreTrainedModel:

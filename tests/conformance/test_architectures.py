@@ -23,8 +23,6 @@ from tests.tiny_models import KINDS, tiny_net, tiny_policy
 ALSO: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 128},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
-    "mixtral": {"num_local_experts": 4},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 
 # Their defaults are 128 heads with states of 256 numbers, and 512 experts.

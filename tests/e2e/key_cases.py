@@ -104,6 +104,7 @@ ACTORS: dict[str, Case] = {
     f"{ACTOR}.optim.lr_warmup_steps_ratio": ("run", "0.9", THREE),
     f"{ACTOR}.optim.weight_decay": ("run", "0.5", ()),
     f"{ACTOR}.ppo_epochs": ("plan", "2", ()),
+    f"{ACTOR}.router_aux_loss_coef": ("refused", "0.1", ()),
     f"{ACTOR}.shuffle": ("run", "true", OFF),
 }
 ROLLOUTS: dict[str, Case] = {

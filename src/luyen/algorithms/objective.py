@@ -77,10 +77,13 @@ class Objective:
     """Weight of the KL loss; 0: there is none."""
     kl_loss_type: str = "low_var_kl"
     """Which KL penalty (`kl.PENALTIES`)."""
+    router_aux_loss_coef: float = 0.0
+    """Weight of the load-balance loss of a mixture of experts, which the engine adds."""
 
     def __post_init__(self) -> None:
         require_known(f"policy loss `{self.loss}`", self.hparams, loss_hyperparameters(self.loss))
         require_not_negative("kl_loss_coef", self.kl_loss_coef)
+        require_not_negative("router_aux_loss_coef", self.router_aux_loss_coef)
         if self.kl_loss_type not in PENALTIES:
             fix = did_you_mean(self.kl_loss_type, PENALTIES)
             raise UserError("kl_loss_type", self.kl_loss_type, "no such KL penalty", fix)

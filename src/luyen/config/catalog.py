@@ -458,3 +458,9 @@ def make_rule(option: str, value: float | str) -> RejectionRule:
         why = f"{option} is never negative: it takes one upper bound, not a band"
         raise UserError(field, value, why, "pass one number for it")
     return RejectionRule(option=option, low=None, high=threshold)
+
+
+# Mixtures of experts.
+
+ROUTED_MODELS = ("mixtral", "qwen3_moe")
+"""Types of models whose routers are read: their loads, and the load-balance loss."""

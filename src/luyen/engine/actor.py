@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.aggregation import Average
+from luyen.algorithms.expert_balance import balance_loss, balance_metric, balance_weights
 from luyen.algorithms.objective import Objective
 from luyen.algorithms.policy_losses import PolicyInputs
+from luyen.base.errors import UserError
 from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, split_batch
-from luyen.engine.logprobs import score, score_shard
+from luyen.engine.logprobs import count_experts, score, score_shard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.sharded_state import (
     ShardSums,
@@ -30,6 +32,7 @@ from luyen.engine.step import (
     merge_updates,
     take_shard_step,
 )
+from luyen.models.experts import RoutingLog
 from luyen.models.lora import adapter_off
 from luyen.models.policy import Policy
 
@@ -38,6 +41,10 @@ _STATISTICS = "statistics/"
 """Prefix of streams that a loss reads as its statistics of the step."""
 _READ = ("old_logp", "advantages", "rollout_logp", "is_weights", "ref_logp")
 """Streams of a batch that a loss may read."""
+_EXPERT_WEIGHTS, _TOKENS = "router/expert_weights", "router/tokens"
+"""Statistics of the load-balance loss, beside those that a policy loss reads."""
+_AUX_LOSS = "router/aux_loss"
+_AUX_FIELD = "actor_rollout_ref.actor.router_aux_loss_coef"
 
 
 def gap_metrics(batch: PackedBatch, logp: Tensor) -> dict[str, float]:
@@ -78,6 +85,12 @@ def prepare_update(
     streams[LOSS_WEIGHT] = objective.weights(batch.rollouts)
     numbers = {k: v for k, v in statistics.items() if not v.dim()}
     return replace(batch, streams=streams), numbers
+
+
+def router_statistics(counts: Sequence[Tensor], tokens: int) -> dict[str, Tensor]:
+    """What the load-balance loss of a step needs, from all ranks' counts and all its tokens."""
+    weights = balance_weights(torch.stack(list(counts)).sum(0), tokens)
+    return {_EXPERT_WEIGHTS: weights, _TOKENS: torch.tensor(float(tokens))}
 
 
 def merge_policy_updates(
@@ -161,6 +174,8 @@ class ActorEngine:
         statistics = self.statistics(batch, objective, seed)
         prepared, numbers = prepare_update(batch, objective, statistics)
         (shard,) = shards = split_batch(prepared, self.passes, ranks=1)
+        if objective.router_aux_loss_coef:
+            numbers |= router_statistics([self.expert_counts(shard)], len(batch.tokens))
         done = self.update_shard(shard, objective, lr=lr, statistics=numbers)
         return merge_policy_updates(batch, shards, [done])
 
@@ -178,25 +193,48 @@ class ActorEngine:
         """
         home, shard = shard.batch.tokens.device, shard.to(self.device)
         numbers = {name: number.to(self.device) for name, number in statistics.items()}
+        balance = {k: numbers.pop(k) for k in (_EXPERT_WEIGHTS, _TOKENS) if k in numbers}
+        counts: list[Tensor] = []
         # Without a separate pass for old log-probabilities, this pass computes them.
         is_first_look = "old_logp" not in shard.batch.streams
         measured = torch.zeros(shard.batch.tokens.shape, device=self.device)
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
-            inputs, entropy = self.inputs(part, objective)
+            routing = RoutingLog() if self.policy.is_routed else None
+            inputs, entropy = self.inputs(part, objective, routing)
             if is_first_look:
                 measured[place] = inputs.logp.detach()
-            return objective(
+            loss, metrics = objective(
                 replace(inputs, statistics={**numbers, **_statistics_of(part)}),
                 part.streams[LOSS_WEIGHT],
                 entropy=entropy,
                 ref_logp=part.streams.get("ref_logp"),
             )
+            if routing is None:
+                return loss, metrics
+            counts.append(routing.counts())
+            if not balance:
+                return loss, metrics
+            even, metric = _balance(routing, balance, len(part.tokens))
+            return loss + objective.router_aux_loss_coef * even, {**metrics, _AUX_LOSS: metric}
 
         done = take_shard_step(self.policy, self.optimizer, shard, part_loss, lr=lr)
-        return replace(done, logp=measured if is_first_look else None).to(home)
+        chosen = torch.stack(counts).sum(0) if counts else None
+        logp = measured if is_first_look else None
+        return replace(done, logp=logp, expert_counts=chosen).to(home)
 
-    def inputs(self, part: PackedBatch, objective: Objective) -> tuple[PolicyInputs, Tensor]:
+    def expert_counts(self, shard: BatchShard) -> Tensor:
+        """`[layer, expert]` choices of each expert for the tokens of a shard, without gradients."""
+        if not self.policy.is_routed:
+            why = "this model has no routed layers that are known, or ranks divide its sequences"
+            fix = "set it to 0"
+            raise UserError(_AUX_FIELD, type(self.policy.model).__name__, why, fix)
+        home = shard.batch.tokens.device
+        return count_experts(self.policy, shard, device=self.device).to(home)
+
+    def inputs(
+        self, part: PackedBatch, objective: Objective, routing: RoutingLog | None = None
+    ) -> tuple[PolicyInputs, Tensor]:
         """Inputs of a policy loss from a forward pass, and the entropy of each token."""
         scored = self.policy(
             part.tokens,
@@ -205,6 +243,7 @@ class ActorEngine:
             temperature=self.temperature,
             entropy=True,
             entropy_gradient=objective.entropy_coeff != 0.0,
+            routing=routing,
         )
         assert scored.entropy is not None
         return policy_inputs(part, part.scatter(scored.logp)), part.scatter(scored.entropy)
@@ -217,6 +256,14 @@ class ActorEngine:
             return {}
         found = score(self.policy, batch, self.passes, temperature=self.temperature)
         return objective.statistics(policy_inputs(batch, found["logp"]), seed=seed)
+
+
+def _balance(
+    routing: RoutingLog, statistics: Mapping[str, Tensor], tokens: int
+) -> tuple[Tensor, Average]:
+    """This part's share of the load-balance loss of the step, and the metric of it."""
+    loss = balance_loss(routing.probability(), statistics[_EXPERT_WEIGHTS])
+    return loss, balance_metric(loss, share=tokens / statistics[_TOKENS])
 
 
 def _statistics_of(part: PackedBatch) -> dict[str, Tensor]:

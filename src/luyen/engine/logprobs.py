@@ -7,8 +7,16 @@ import torch
 from torch import Tensor
 
 from luyen.base.heartbeat import beat
-from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch
+from luyen.engine.batch import (
+    BatchShard,
+    MicroBatching,
+    PackedBatch,
+    join_shards,
+    pack,
+    split_batch,
+)
 from luyen.engine.fsdp import dummy_loss, reshard
+from luyen.models.experts import RoutingLog
 from luyen.models.policy import Policy
 
 
@@ -78,6 +86,27 @@ def score_shard(
         beat()
     reshard(policy)
     return {name: stream.to(home) for name, stream in found.items()}
+
+
+@torch.no_grad()
+def count_experts(policy: Policy, shard: BatchShard, *, device: torch.device) -> Tensor:
+    """`[layer, expert]` choices of each expert of a mixture for the tokens of a shard."""
+    batch = shard.to(device).batch
+    counts: list[Tensor] = []
+    for indices in shard.passes:
+        # A dummy pass is one for the collectives of the others, and counts for nothing.
+        part = batch.take(indices) if indices else dummy_batch(device)
+        routing = RoutingLog()
+        policy(part.tokens, part.lengths, part.layout.mask, routing=routing)
+        counts.append(routing.counts() * bool(indices))
+        beat()
+    reshard(policy)
+    return torch.stack(counts).sum(0)
+
+
+def dummy_batch(device: torch.device) -> PackedBatch:
+    """The least that a pass can read."""
+    return pack([[0, 0]], masks=[[0, 1]], groups=[0], device=device)
 
 
 @final

@@ -5,7 +5,7 @@ and over ranks. This is the only module that calls `backward`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, final
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from luyen.algorithms.aggregation import Average
+from luyen.algorithms.expert_balance import load_metrics
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import BatchShard, PackedBatch
 from luyen.engine.fsdp import dummy_loss
@@ -61,6 +62,8 @@ class ShardUpdateResult:
     """Sums and counts over the trainable tokens of the shard."""
     logp: Tensor | None = None
     """`[tok]` log-probabilities of the shard's tokens before the step, if they were measured."""
+    expert_counts: Tensor | None = None
+    """`[layer, expert]` choices of each expert of a mixture, for the shard's tokens."""
 
     def to(self, device: torch.device) -> "ShardUpdateResult":
         """The record with its tensors on a device."""
@@ -69,13 +72,15 @@ class ShardUpdateResult:
             for name, a in self.averages.items()
         }
         logp = None if self.logp is None else self.logp.to(device)
-        return ShardUpdateResult(stepped=self.stepped, averages=averages, logp=logp)
+        counts = None if self.expert_counts is None else self.expert_counts.to(device)
+        return replace(self, averages=averages, logp=logp, expert_counts=counts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle all averages as two tensors: forty single ones take a millisecond."""
         found = self.averages.values()
         totals, counts = _stack_columns([a.total for a in found], [a.count for a in found])
-        return _unstack_columns, (self.stepped, tuple(self.averages), totals, counts, self.logp)
+        rest = self.logp, self.expert_counts
+        return _unstack_columns, (self.stepped, tuple(self.averages), totals, counts, *rest)
 
 
 def _stack_columns(*columns: list[Tensor]) -> list[Tensor | list[Tensor]]:
@@ -92,10 +97,13 @@ def _unstack_columns(
     totals: Iterable[Tensor],
     counts: Iterable[Tensor],
     logp: Tensor | None,
+    expert_counts: Tensor | None,
 ) -> ShardUpdateResult:
     columns = zip(names, totals, counts, strict=True)
     averages = {name: Average(total=total, count=count) for name, total, count in columns}
-    return ShardUpdateResult(stepped=stepped, averages=averages, logp=logp)
+    return ShardUpdateResult(
+        stepped=stepped, averages=averages, logp=logp, expert_counts=expert_counts
+    )
 
 
 class RowLearner(Protocol):
@@ -180,6 +188,9 @@ def merge_updates(shards: Sequence[BatchShard], done: Sequence[ShardUpdateResult
         for name, average in one.averages.items():
             merged[name] = merged[name].merge(average) if name in merged else average
     values = {name: average.value() for name, average in merged.items()}
+    counts = [one.expert_counts for one in done if one.expert_counts is not None]
+    if counts:
+        values |= load_metrics(torch.stack(counts).sum(0))
     measured = [one.logp for one in done if one.logp is not None]
     logp = _join_streams(shards, measured) if measured else None
     return UpdateResult(stepped=first, metrics=values, logp=logp)

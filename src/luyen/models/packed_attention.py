@@ -46,6 +46,10 @@ class Sharing:
         """Share of the tokens that need not be computed."""
         return 1.0 - self.first.numel() / max(1, self.place.numel())
 
+    def multiplicity(self) -> Tensor:
+        """At how many places each distinct token stands."""
+        return torch.zeros_like(self.first).index_add_(0, self.place, torch.ones_like(self.place))
+
 
 def share_prompts(tokens: Tensor, lengths: Sequence[int], mask: Tensor) -> Sharing:
     """Find the prompts that several sequences begin with; a prompt ends before the first True."""

@@ -14,6 +14,7 @@ from luyen.base.errors import UserError
 from luyen.models.attention import AttentionContext, use_our_attention
 from luyen.models.batch_invariant import batch_invariant_modules, gather_rows
 from luyen.models.batch_invariant_linear import batch_invariant_single_rows, choose_products
+from luyen.models.experts import ROUTING, RoutingLog, routed_layers, steady_experts
 from luyen.models.fused.patch import FusedReport, fuse_layers
 from luyen.models.head import Head, TokenScores, likeliest_targets, score
 from luyen.models.hf_loading import no_warnings
@@ -42,6 +43,7 @@ def prepare_layers(model: PreTrainedModel, device: torch.device) -> FusedReport 
     """Give a model our attention and, on this kind of device, layers that are exact or fused."""
     with no_warnings():
         use_our_attention(model)
+    steady_experts(model)
     if device.type == "cuda":
         return fuse_layers(model)
     batch_invariant_modules(model)
@@ -58,13 +60,16 @@ def hidden_at(
     *,
     is_exact: bool,
     is_shared: bool = True,
+    routing: RoutingLog | None = None,
 ) -> Tensor:
     """Last hidden states at the packed positions `where`.
 
     With `is_shared`, what several sequences begin with, up to their first True in `mask`, is
-    computed once; `where` may point anywhere.
+    computed once; `where` may point anywhere. `routing` is the log that `read` writes.
     """
     part = _Pass.of(tokens, lengths, mask, where, is_exact=is_exact, is_shared=is_shared)
+    if routing is not None and part.sharing is not None:
+        routing.count_rows(part.sharing.multiplicity())
     return part.take(read(part.tokens, part.positions, part.context), part.places)
 
 
@@ -90,8 +95,8 @@ class _Pass:
     """Which tokens see each other."""
     places: Tensor
     """Which of the tokens' hidden states are wanted."""
-    has_copies: bool
-    """Whether a token may be wanted several times."""
+    sharing: Sharing | None
+    """Tokens that several sequences share; None: none."""
 
     @classmethod
     def of(
@@ -114,12 +119,14 @@ class _Pass:
             positions=positions if sharing is None else positions[sharing.first],
             context=_context(lengths, tokens.device, sharing, is_exact=is_exact),
             places=where if sharing is None else sharing.place[where],
-            has_copies=sharing is not None,
+            sharing=sharing,
         )
 
     def take(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Rows of hidden states."""
-        return gather_rows(hidden, rows) if self.has_copies else hidden.index_select(0, rows)
+        return (
+            gather_rows(hidden, rows) if self.sharing is not None else hidden.index_select(0, rows)
+        )
 
 
 def _context(
@@ -169,6 +176,7 @@ class Policy(nn.Module):
             _refuse_adapted_head(output, self.device)
             self.fused = prepare_layers(model, self.device)
         self.is_exact = True
+        self._is_routed = is_packed and bool(routed_layers(model))
         if is_packed:
             refuse_what_cannot_be_packed(model, self.head)
         else:
@@ -186,22 +194,35 @@ class Policy(nn.Module):
             choose_products(self.model, is_exact=value)
 
     @property
+    def is_routed(self) -> bool:
+        """Whether layers send tokens to experts, and write a log of whole passes."""
+        return self._is_routed and self.sequence_split is None
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
 
-    def hidden(self, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """Last hidden state `[tok, hidden]` of packed tokens."""
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        context: AttentionContext,
+        routing: RoutingLog | None = None,
+    ) -> Tensor:
+        """Last hidden state `[tok, hidden]` of packed tokens; routed layers write the log."""
         assert self.is_packed, "the model was loaded with its own attention"
         if self.reader is not None:
             return self.reader(tokens, positions, context)
         base: Any = self.model.base_model
+        given = {} if routing is None else {ROUTING: routing}
         with offload_activations(self.model) if self.is_offloading else nullcontext():
             out = base(
                 input_ids=tokens[None],
                 position_ids=positions[None],
                 use_cache=False,
                 luyen_context=context,
+                **given,
             )
         return out.last_hidden_state[0]
 
@@ -213,18 +234,20 @@ class Policy(nn.Module):
         where: Tensor,
         *,
         is_shared: bool = True,
+        routing: RoutingLog | None = None,
     ) -> Tensor:
         """Last hidden states at the packed positions `where`."""
         if not self.is_packed:
             return unpacked_hidden(self._padded_hidden, tokens, lengths, where)
         return hidden_at(
-            self.hidden,
+            self.hidden if routing is None else partial(self.hidden, routing=routing),
             tokens,
             lengths,
             mask,
             where,
             is_exact=self.is_exact,
             is_shared=is_shared,
+            routing=routing,
         )
 
     def from_hidden(
@@ -277,16 +300,20 @@ class Policy(nn.Module):
         sum_pi_squared: bool = False,
         likeliest: bool = False,
         is_shared: bool = True,
+        routing: RoutingLog | None = None,
     ) -> TokenScores:
         """Scores of the tokens where `mask` is True, in order, each given those before it.
 
         The first token of a sequence has nothing before it and must not be in the mask. With
-        `is_shared`, a prompt that several sequences begin with is computed once.
+        `is_shared`, a prompt that several sequences begin with is computed once. `routing` is
+        written where `is_routed`.
         """
         where = mask.nonzero()[:, 0]
         split, own = self.sequence_split, None
         if split is None:
-            hidden = self.packed_hidden(tokens, lengths, mask, where - 1, is_shared=is_shared)
+            hidden = self.packed_hidden(
+                tokens, lengths, mask, where - 1, is_shared=is_shared, routing=routing
+            )
         else:
             hidden, own = self.own_hidden(
                 split, tokens, lengths, mask, where - 1, is_shared=is_shared

@@ -13,7 +13,12 @@ from torch import Tensor
 from luyen.algorithms.aggregation import aggregation_weights
 from luyen.algorithms.objective import Objective
 from luyen.checkpoint.writer import CheckpointWriter
-from luyen.engine.actor import merge_policy_updates, policy_inputs, prepare_update
+from luyen.engine.actor import (
+    merge_policy_updates,
+    policy_inputs,
+    prepare_update,
+    router_statistics,
+)
 from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch
 from luyen.engine.sharded_state import merge_sums
 from luyen.engine.step import LOSS_WEIGHT, UpdateResult, merge_updates
@@ -309,6 +314,7 @@ class Roles:
         """
         statistics = self._statistics(batch, objective, seed)
         prepared, numbers = prepare_update(batch, objective, statistics)
+        numbers |= self._router_statistics(batch, objective)
         shards = split_batch(prepared, self.micro_batching.actor, ranks=self.workers.shards)
         sync, gathering = self.weight_sync, None
         if is_last and sync is not None and self.rollout.alternates:
@@ -385,6 +391,14 @@ class Roles:
     ) -> list[BatchShard]:
         """Shards of the tokens alone: a pass without a loss reads no stream."""
         return split_batch(replace(batch, streams={}), passes, ranks=workers.shards)
+
+    def _router_statistics(self, batch: PackedBatch, objective: Objective) -> dict[str, Tensor]:
+        """Loads of experts over the whole step, from a pass without gradients."""
+        if not objective.router_aux_loss_coef:
+            return {}
+        shards = self._score_shards(batch, self.micro_batching.actor, self.workers)
+        counts = self.workers.each(TrainWorker.expert_counts, shards)
+        return router_statistics(counts, len(batch.tokens))
 
     def _statistics(
         self, batch: PackedBatch, objective: Objective, seed: int

@@ -119,6 +119,13 @@ class PolicyLearner(Learner, Protocol):
         """Log-probabilities of the model without its adapter."""
         ...
 
+    def expert_counts(self, shard: BatchShard) -> Tensor:
+        """`[layer, expert]` choices of each expert of a mixture for the tokens of a shard.
+
+        It is called where the objective has a load-balance loss.
+        """
+        ...
+
     def update_shard(
         self,
         shard: BatchShard,

@@ -195,6 +195,10 @@ class TrainWorker(ModelWorker):
         assert self.critic is not None, "the run has no critic"
         return self.critic.score_shard(shard)
 
+    def expert_counts(self, shard: BatchShard) -> Tensor:
+        """How often the policy chooses each of its experts."""
+        return self.actor.expert_counts(shard)
+
     def update_actor(
         self,
         shard: BatchShard,

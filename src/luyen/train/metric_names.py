@@ -119,6 +119,14 @@ _DISTILL = {
     "divergence": "Mean divergence from the teacher over the tokens that are learned.",
     "nll": "Mean negative log-likelihood of the given answers under the student.",
 }
+_ROUTER = {
+    "max_load": "Mixtures: tokens of the fullest expert by the mean of its layer, in the layer "
+    "where that is largest; 1 is even.",
+    "load_entropy": "Mixtures: entropy of the load of a layer by its largest value, mean over "
+    "layers; 1 is even.",
+    "idle_experts": "Mixtures: share of the experts that no token of an optimizer step chose.",
+    "aux_loss": "Mixtures: load-balance loss before its weight, where it has one.",
+}
 _ROLE = {
     "memory_gb": ("GiB", "Most main memory of a process of the role since it began."),
     "device_gb": ("GiB", "Most memory of a GPU that such a process held since it began."),
@@ -159,6 +167,7 @@ _FAMILIES = {
     "response_length": _LENGTH,
     "prompt_length": {"mean": _LENGTH["mean"]},
     "reward": _REWARD,
+    "router": _ROUTER,
     "val": _VALIDATION,
     "val/<source...>": _VALIDATION,
     "sft": _SFT,

@@ -12,7 +12,7 @@ from luyen.algorithms.objective import Objective
 from luyen.checkpoint.tensors import save_state
 from luyen.config.schema.actor_rollout_ref import FsdpConfig, OptimConfig
 from luyen.config.schema.model import ModelConfig
-from luyen.engine.actor import merge_policy_updates, prepare_update
+from luyen.engine.actor import merge_policy_updates, prepare_update, router_statistics
 from luyen.engine.batch import MicroBatching, PackedBatch, join_shards, split_batch
 from luyen.engine.fsdp import leave_ranks
 from luyen.engine.sharded_state import merge_sums
@@ -42,6 +42,7 @@ class Form:
     target_modules: tuple[str, ...] = ("all-linear",)
     sequences: int | None = None
     is_checkpointed: bool = False
+    router_aux_loss_coef: float = 0.0
 
     @property
     def alone(self) -> "Form":
@@ -113,10 +114,14 @@ class Course:
         batch = batch.with_streams(**streams, values=values)
         whole = self.critic_batch(batch)
         fitted = merge_updates(*self.spread(whole, lambda s: self.critic.update_shard(s, lr=1e-3)))
-        whole, numbers = prepare_update(batch, OBJECTIVE, {})
+        objective = replace(OBJECTIVE, router_aux_loss_coef=self.form.router_aux_loss_coef)
+        whole, numbers = prepare_update(batch, objective, {})
+        if objective.router_aux_loss_coef:
+            _, counts = self.spread(whole, self.actor.expert_counts)
+            numbers |= router_statistics(counts, len(batch.tokens))
         shards, done = self.spread(
             whole,
-            lambda s: self.actor.update_shard(s, OBJECTIVE, lr=1e-3, statistics=numbers),
+            lambda s: self.actor.update_shard(s, objective, lr=1e-3, statistics=numbers),
         )
         learned = merge_policy_updates(batch, shards, done)
         return {

@@ -38,6 +38,9 @@ FORMS = {
     "layers, adapter of the output layer": Form(
         config=TWO, lora_rank=4, target_modules=("q_proj", "lm_head")
     ),
+    "mixture, balanced, recomputed": Form(
+        kind="qwen3_moe", is_checkpointed=True, router_aux_loss_coef=0.1
+    ),
 }
 MORE_FORMS = {
     "qwen3, more ranks than key heads": Form(config={"tensor_parallel_size": 4}, kind="qwen3"),
@@ -50,6 +53,7 @@ MORE_FORMS = {
     ),
     "mistral, one sequence": Form(config=TWO, kind="mistral", sequences=1),
     "qwen3, kept gathered": Form(config={**TWO, "reshard_after_forward": False}, kind="qwen3"),
+    "mixtral, idle ranks, balanced": Form(kind="mixtral", sequences=1, router_aux_loss_coef=0.1),
     "llama, offloaded": Form(
         config={**TWO, "param_offload": True, "optimizer_offload": True}, kind="llama"
     ),
@@ -64,7 +68,7 @@ MEGATRON = {
         engine="megatron", config=TWO, kind="qwen3", is_checkpointed=True
     ),
 }
-LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
+LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss", "router/aux_loss")
 
 
 def run_forms(folder: Path, forms: dict[str, Form], worlds: tuple[int, ...]) -> Path:

@@ -177,6 +177,7 @@ NEAREST: dict[str, str] = {
     f"{_ACTOR}.checkpoint": "trainer.save_freq; a checkpoint always holds everything",
     f"{_ACTOR}.router_replay": "nothing yet",
     f"{_ACTOR}.qat": "nothing yet",
+    f"{_ROLLOUT}.enable_rollout_routing_replay": "nothing yet",
     f"{_ROLLOUT}.log_prob_micro_batch_size": _PER_GPU,
     f"{_ROLLOUT}.micro_batch_size": f"{_ROLLOUT}.max_num_seqs",
     f"{_ROLLOUT}.checkpoint_engine": "weights go to the replicas in buckets; drop the key",

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from luyen.base.errors import did_you_mean
 from luyen.base.input_files import is_directory
+from luyen.config.catalog import ROUTED_MODELS
 from luyen.config.model_folder.check import (
     adapter_faults,
     folder_remarks,
@@ -21,6 +22,7 @@ from luyen.config.model_folder.config_json import (
     most_positions,
     plain_type,
     read_config,
+    read_raw,
     text_config,
 )
 from luyen.config.model_folder.files import (
@@ -87,6 +89,23 @@ def sequences_have_positions(s: RuleContext) -> Iterator[Finding]:
             why=f"sequences may have {longest} tokens, and the model learned {most} positions",
             fix=f"lower it and data.max_prompt_length to {most} together",
         )
+
+
+@rule("M23", "error")
+def load_balance_has_routers(s: RuleContext) -> Iterator[Finding]:
+    """A load-balance loss has routers whose layers are known, and whole sequences on each rank."""
+    actor = s.config.actor_rollout_ref.actor
+    if actor.router_aux_loss_coef == 0.0 or s.config.trainer.stage != "rl":
+        return
+    field = "actor_rollout_ref.actor.router_aux_loss_coef"
+    kind = (read_raw(s.config.actor_rollout_ref.model) or {}).get("model_type")
+    if kind is not None and kind not in ROUTED_MODELS:
+        why = f"a {kind} model has no routers that are read; {', '.join(ROUTED_MODELS)} have"
+        yield Finding(field=field, why=why, fix="set it to 0")
+    if actor.fsdp_config.ulysses_sequence_parallel_size > 1:
+        why = "loads of experts are counted on ranks that read whole sequences"
+        fix = "set it to 0, or fsdp_config.ulysses_sequence_parallel_size to 1"
+        yield Finding(field=field, why=why, fix=fix)
 
 
 @rule("M02", "warning")

@@ -176,6 +176,12 @@ class ActorConfig(Block):
     use_kl_loss: bool = key(False, "Add a KL term to the reference policy to the loss.")
     kl_loss_coef: float = key(0.001, "Weight of the KL term in the loss.", ge=0)
     kl_loss_type: str = key("low_var_kl", "Estimator of that KL; a trailing + is straight-through.")
+    router_aux_loss_coef: float = key(
+        0.0,
+        "Mixtures of experts: weight of the load-balance loss, as transformers defines it, over "
+        "all tokens of an optimizer step. Above 0 each step makes one more pass over its tokens.",
+        ge=0,
+    )
     calculate_sum_pi_squared: bool = key(
         False, "Record Σπ² of each token, which the optimal token baselines need."
     )

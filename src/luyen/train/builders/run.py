@@ -60,6 +60,7 @@ def build_objective(config: RunConfig, plugins: PluginRegistry) -> Objective:
         entropy_coeff=actor.entropy_coeff,
         kl_loss_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         kl_loss_type=actor.kl_loss_type,
+        router_aux_loss_coef=actor.router_aux_loss_coef,
     )
 
 

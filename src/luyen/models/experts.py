@@ -1,0 +1,187 @@
+"""Mixtures of experts: routing, products and sums in a fixed order, and a log of what was routed.
+
+On a CPU the experts of a token are the k likeliest, of equally likely ones those that come first;
+the rows of each expert are multiplied together, and a token adds its experts in the order in which
+they were chosen. So its bits depend on no other token. On a GPU the layers of transformers compute.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from luyen.base.process_setup import has_mkl, is_promised
+from luyen.models.batch_invariant_linear import twice_if_single
+from luyen.models.fused.packed_linear import Product
+
+ROUTING = "luyen_routing"
+"""Forward keyword argument: the `RoutingLog` of a call, which every decoder layer gets."""
+_BLOCKS = ("MixtralSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
+
+# What routers decide.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Routing:
+    """What a router decided.
+
+    Example:
+        >>> route(torch.tensor([[0.0, 1.0, 1.0, 1.0]]), 2).experts
+        tensor([[1, 2]])
+    """
+
+    probability: Tensor
+    """`[tok, expert]` in fp32, of all experts."""
+    experts: Tensor
+    """`[tok, k]` experts of each token, the likeliest first."""
+
+
+def route(logits: Tensor, k: int) -> Routing:
+    """The k likeliest experts of each row; of equally likely ones, those of the lower numbers."""
+    probability = torch.softmax(logits, -1, dtype=torch.float32)
+    order = probability.detach().sort(dim=-1, descending=True, stable=True).indices
+    return Routing(probability=probability, experts=order[:, :k])
+
+
+@final
+class RoutingLog:
+    """What the routers of a model decided in one pass.
+
+    It travels with the call as attention's context does: a layer that is computed again in the
+    backward pass finds its first entry, and adds none.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[int, Routing] = {}
+        self._copies: Tensor | None = None
+
+    def add(self, layer: int, routing: Routing) -> None:
+        """Note what a routed layer decided, once; layers count from 0."""
+        self._layers.setdefault(layer, routing)
+
+    def count_rows(self, copies: Tensor) -> None:
+        """Each row of the pass stands for so many tokens, where it is not one."""
+        self._copies = copies
+
+    def counts(self) -> Tensor:
+        """`[layer, expert]` tokens that each expert was chosen for, in float64."""
+        return torch.stack([self._counts_of(self._layers[i]) for i in sorted(self._layers)])
+
+    def probability(self) -> Tensor:
+        """`[expert]` probabilities summed over all tokens and layers, with their gradient."""
+        sums = [self._weights(r) @ r.probability for _, r in sorted(self._layers.items())]
+        return _sum_in_order(sums)
+
+    def _counts_of(self, routing: Routing) -> Tensor:
+        weights = self._weights(routing).double().repeat_interleave(routing.experts.shape[-1])
+        found = weights.new_zeros(routing.probability.shape[-1])
+        # Whole numbers: no order of additions changes their sum.
+        return found.index_add_(0, routing.experts.flatten(), weights)
+
+    def _weights(self, routing: Routing) -> Tensor:
+        if self._copies is None:
+            return routing.probability.new_ones(routing.probability.shape[0])
+        return self._copies.to(routing.probability.dtype)
+
+
+# The layers of transformers, given another forward.
+
+
+def routed_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of the model whose routing is known, in order."""
+    return [module for module in model.modules() if _is_known(module)]
+
+
+def _is_known(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind.__name__ in _BLOCKS and kind.__module__.startswith("transformers.")
+
+
+def steady_experts(model: nn.Module) -> None:
+    """Give each routed layer a fixed order on a CPU and let it write a call's log, in place."""
+    numbers = {block: number for number, block in enumerate(routed_layers(model))}
+    for layer in list(model.modules()):
+        for name, block in layer.named_children():
+            if block in numbers:
+                vars(block)["forward"] = MethodType(_forward, block)
+                vars(block.gate)["forward"] = MethodType(_route_forward, block.gate)
+                # Transformers gives a block hidden states alone; its layer gets all of a call.
+                note = partial(_hand_over, name=name, number=numbers[block])
+                layer.register_forward_pre_hook(note, with_kwargs=True)
+
+
+def _hand_over(layer: nn.Module, _: Any, given: dict[str, Any], *, name: str, number: int) -> None:
+    """Let a routed block see the log of its layer's call."""
+    vars(layer.get_submodule(name))[ROUTING] = (given.get(ROUTING), number)
+
+
+def _forward(self: Any, hidden_states: Tensor) -> Tensor:
+    """`[batch, tok, hidden]` of a routed layer."""
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    log, number = vars(self).pop(ROUTING, (None, 0))
+    logits, weights, experts = self.gate(x)
+    if log is not None:
+        probability = torch.softmax(logits, -1, dtype=torch.float32)
+        log.add(number, Routing(probability=probability, experts=experts))
+    compute = self.experts if x.is_cuda else partial(_in_order, self.experts)
+    return compute(x, experts, weights).view(hidden_states.shape)
+
+
+def _route_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, weights and experts of each token, as the router of transformers returns them."""
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    if x.is_cuda:
+        plain: Any = type(self).forward
+        return plain(self, x)
+    logits = _product(x.dtype)(x, self.weight, None)
+    routing = route(logits, self.top_k)
+    weights = routing.probability.gather(-1, routing.experts)
+    # Mixtral always divides by the sum.
+    if vars(self).get("norm_topk_prob", True):
+        weights = weights / _sum_in_order(weights.unbind(-1))[:, None]
+    return logits, weights, routing.experts
+
+
+def _in_order(experts: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The weighted outputs of each token's experts, added in the order of `chosen`."""
+    made = _outputs(experts, x, chosen, _product(x.dtype))
+    parts = zip(weights.unbind(-1), made, strict=True)
+    return _sum_in_order([weight[:, None] * part for weight, part in parts]).to(x.dtype)
+
+
+def _outputs(experts: Any, x: Tensor, chosen: Tensor, product: Product) -> Sequence[Tensor]:
+    """`[tok, hidden]` of each token's first expert, of its second, and so on."""
+    k = chosen.shape[-1]
+    by_expert, order = chosen.flatten().sort(stable=True)
+    counts = torch.bincount(by_expert, minlength=experts.num_experts).tolist()
+    rows = x.index_select(0, order // k).split(counts)
+    # One split of the stacked weights has one gradient; one for each expert would be as large.
+    each = zip(rows, experts.gate_up_proj.unbind(0), experts.down_proj.unbind(0), strict=True)
+    made = torch.cat([_expert(experts, r, up, down, product) for r, up, down in each if len(r)])
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return made.index_select(0, back).unflatten(0, (-1, k)).unbind(1)
+
+
+def _expert(experts: Any, rows: Tensor, up: Tensor, down: Tensor, product: Product) -> Tensor:
+    gate, value = product(rows, up, None).chunk(2, -1)
+    return product(experts.act_fn(gate) * value, down, None)
+
+
+def _sum_in_order(parts: Sequence[Tensor]) -> Tensor:
+    first, *rest = parts
+    for part in rest:
+        first = first + part
+    return first
+
+
+def _product(dtype: torch.dtype) -> Product:
+    """What gives a row the same bits in any number of rows, where that is promised."""
+    needs_two = not has_mkl() and is_promised(str(dtype).removeprefix("torch."))
+    return twice_if_single if needs_two else F.linear
