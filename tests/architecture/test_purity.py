@@ -67,3 +67,24 @@ def test_an_impurity_is_caught(code: str):
 def test_the_catalog_of_names_may_be_read():
     assert violations("from luyen.config.catalog import POLICY_LOSSES") == []
     assert violations("from luyen.config import catalog\nimport torch") == []
+
+
+def unsafe_starts(text: str) -> list[str]:
+    """Lists that start a module of this interpreter and let the current folder stand in for it."""
+    found: list[str] = []
+    for node in ast.walk(parsed(text)):
+        words = [ast.unparse(one) for one in node.elts] if isinstance(node, ast.List) else []
+        if "sys.executable" in words and "'-m'" in words and "'-P'" not in words:
+            found.append(f"{node.lineno}: {', '.join(words)}")
+    return found
+
+
+@pytest.mark.parametrize(("path", "text"), list(sources("src/luyen")))
+def test_no_process_takes_modules_from_the_current_folder(path: str, text: str):
+    flagged = {"src/luyen/sandbox/launch.py"}  # its flags are a list of their own, with -P
+    assert path in flagged or not unsafe_starts(text)
+
+
+def test_a_start_without_the_flag_is_found():
+    assert unsafe_starts("run([sys.executable, '-m', 'luyen'])")
+    assert not unsafe_starts("run([sys.executable, '-P', '-m', 'luyen'])")

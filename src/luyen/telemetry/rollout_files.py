@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from luyen.base.errors import UserError
@@ -134,6 +135,12 @@ _COLUMNS = pa.schema(
     ],
     metadata={_VERSION: str(SCHEMA).encode(), CHECKSUM: NO_CHECKSUM},
 )
+_WITHOUT_NULLS = (
+    *("step", "draw", "uid", "sample", "tokens", "sources", "turns"),
+    *("stop", "text"),
+)
+_REQUIRED = (*_WITHOUT_NULLS, "logps", "versions", "advantage", "reward", "score", "fault")
+"""Columns of every version."""
 
 
 @final
@@ -206,10 +213,7 @@ def read_rollouts(
     strange = [other for other in found if step not in (None, other)]
     if strange:
         raise _unreadable(path, f"it holds rollouts of step {strange[0]}")
-    try:
-        return [_record(row) for row in rows]
-    except RecursionError as error:
-        raise _unreadable(path, "a cell is nested too deeply") from error
+    return [_recorded(path, row) for row in rows]
 
 
 @final
@@ -259,11 +263,17 @@ def read_rollout_at(path: Path, row: int) -> StoredRollout:
 
 
 def _stored(path: Path, entry: dict[str, Any]) -> StoredRollout:
-    try:
-        recorded = _record(entry)
-    except (RecursionError, LookupError, TypeError, ValueError, AssertionError) as error:
-        raise _unreadable(path, error) from error
+    recorded = _recorded(path, entry)
     return StoredRollout(recorded=recorded, has_trainer_column="trainer_logps" in entry)
+
+
+def _recorded(path: Path, entry: dict[str, Any]) -> RecordedRollout:
+    try:
+        return _record(entry)
+    except RecursionError as error:
+        raise _unreadable(path, "a cell is nested too deeply") from error
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise _unreadable(path, f"a row holds {type(error).__name__}: {error}") from error
 
 
 def read_table(path: Path) -> pa.Table:
@@ -282,6 +292,30 @@ def read_table(path: Path) -> pa.Table:
     if not 1 <= int(version) <= SCHEMA:
         why = f"its columns follow version {int(version)}, and this version reads up to {SCHEMA}"
         raise UserError("rollout file", str(path), why, "install a newer luyen")
+    return _typed(path, table)
+
+
+def _typed(path: Path, table: pa.Table) -> pa.Table:
+    """The table with the types of this version; a UserError where a column is missing or odd."""
+    for name in _REQUIRED:
+        if table.column_names.count(name) != 1:
+            raise _unreadable(path, f"it has {table.column_names.count(name)} columns {name}")
+    for field in _COLUMNS:
+        place = table.schema.get_field_index(field.name)
+        if place < 0:
+            continue
+        column = table.column(place)
+        if column.type != field.type:
+            try:
+                column = column.cast(field.type)
+            except pa.ArrowException as error:
+                raise _unreadable(path, f"its column {field.name}: {error}") from error
+            table = table.set_column(place, field, column)
+        nulls = column.null_count
+        if field.name in _WITHOUT_NULLS and pa.types.is_list(field.type):
+            nulls += pc.list_flatten(column).null_count
+        if field.name in _WITHOUT_NULLS and nulls:
+            raise _unreadable(path, f"its column {field.name} has nulls")
     return table
 
 

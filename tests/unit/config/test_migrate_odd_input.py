@@ -1,5 +1,6 @@
 """Odd input of `luyen migrate`: refused with a name, or in the table; never a traceback."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import yaml
 from luyen.base.errors import UserError
 from luyen.config.migrate.migrate import migrate
 from luyen.config.migrate.reader import MigrationRequest
-from luyen.config.migrate.report import Migration, table_lines, yaml_text
+from luyen.config.migrate.report import Migration, migration_json, table_lines, yaml_text
 
 HEAD = "python3 -m verl.trainer.main_ppo"
 GRPO = {"model_name_or_path": "org/model", "dataset_name": "org/rows", "num_generations": 4}
@@ -122,3 +123,11 @@ def test_devices_of_a_critic_that_is_not_there_have_no_effect():
     found = migrate(MigrationRequest(text=text))
     assert columns(found)["critic.nnodes"] == "implied"
     assert "critic.nnodes" not in found.keys
+
+
+def test_a_password_of_an_address_is_in_no_column_of_the_table():
+    address = "https://me:hunter2@host/x"
+    migration = from_yaml({**GRPO, "output_dir": address, "run_name": address})
+    shown = "\n".join([*table_lines(migration), json.dumps(migration_json(migration))])
+    assert "hunter2" not in shown
+    assert "hunter2" in yaml_text(migration)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import time
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from luyen.config.schema.data import DataConfig
 from luyen.data.build import TrainData, build_data
 from luyen.data.formats.detect import Kind
 from luyen.data.offline import build_offline_data
+from luyen.data.sources import read_file
 from luyen.data.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer("builtin://arithmetic")
@@ -223,3 +225,21 @@ def test_a_directory_of_many_files_is_looked_through_soon(tmp_path: Path) -> Non
     found = built(tmp_path).validation
     assert found is not None
     assert len(found.prompts) == 1
+
+
+@pytest.mark.parametrize(("ending", "why"), [("jsonl", "line 2 has more than"), ("json", "whole")])
+def test_a_file_of_five_gigabytes_of_nothing_is_not_read_into_memory(
+    ending: str, why: str, tmp_path: Path
+) -> None:
+    """Such a file takes no room on the disk, nor in a packed archive."""
+    path = tmp_path / f"rows.{ending}"
+    path.write_text(line())
+    os.truncate(path, 5 * 2**30)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 3 * 2**30, before[1]))
+    try:
+        with pytest.raises(UserError, match=why):
+            list(read_file(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

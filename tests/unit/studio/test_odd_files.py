@@ -1,5 +1,6 @@
 """A run directory of a stranger in which a file is a pipe, a device or a flood: nobody waits."""
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -98,3 +99,21 @@ def test_a_sealed_manifest_of_another_form_is_named(tmp_path: Path, name: str, v
     assert f"`{name}` is of another form" in notes["project/run"]
     assert "another form" not in notes["project/other"]
     assert run_runs(tmp_path, as_json=False) == 0
+
+
+def test_a_run_that_another_user_has_closed_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("closed", "open"):
+        write_run(tmp_path / "project" / name, {"reward/mean": [0.5]})
+    closed, is_file = tmp_path / "project" / "closed", Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert [Path(run.path).name for run in list_runs(tmp_path)] == ["open"]
+    with pytest.raises(UserError, match=r"closed.*Permission denied"):
+        list_runs(closed)

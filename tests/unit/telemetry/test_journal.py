@@ -1,11 +1,13 @@
 """Rollouts, scores and calls come back from the journal to the last bit."""
 
 import math
+from binascii import b2a_base64
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from luyen.base.journal import DamagedJournal
 from luyen.base.records import (
     Branch,
     CallStatus,
@@ -16,7 +18,7 @@ from luyen.base.records import (
     StopReason,
     ToolCall,
 )
-from luyen.telemetry.journal import WorkJournal, WorkJournals
+from luyen.telemetry.journal import WorkJournal, WorkJournals, _group_key
 from luyen.telemetry.rollout_codec import (
     PackedStreams,
     rollout_of,
@@ -207,3 +209,54 @@ def test_keys_of_two_validations_differ_and_last(journal):
 def test_keys_of_two_runs_differ(tmp_path: Path):
     keys = {WorkJournal(tmp_path, run_id=run).call_key([0], "add", {}) for run in ("a", "b")}
     assert len(keys) == 2
+
+
+def _forged(journal, kind: str, key: str, body) -> WorkJournal:
+    """A journal with a record that fits its checksum and not its kind."""
+    one = journal()
+    one.begin(4, kind="work", basis=["x"])
+    one._file.append(kind, key, body)
+    one.close()
+    two = journal()
+    two.begin(4, kind="work", basis=["x"])
+    return two
+
+
+ODD_ROLLOUTS = [
+    {},
+    {"group": 1},
+    {**rollout_tree(ROLLOUT), "streams": "AAAA"},
+    {**rollout_tree(ROLLOUT), "streams": b2a_base64(b"\xff" * 64).decode()},
+    {**rollout_tree(ROLLOUT), "streams": 7},
+    {**rollout_tree(ROLLOUT), "stop": "never"},
+    {**rollout_tree(ROLLOUT), "calls": [{"name": 1}]},
+    {**rollout_tree(ROLLOUT), "earlier": [5]},
+    {**rollout_tree(ROLLOUT), "score": [1]},
+]
+
+
+@pytest.mark.parametrize("body", ODD_ROLLOUTS)
+def test_a_forged_rollout_is_generated_again(journal, body):
+    forged = _forged(journal, "rollout", f"rollout {ROLLOUT.group}/2", body)
+    with pytest.warns(DamagedJournal, match="its work is done again"):
+        assert forged.rollout("rollout", ROLLOUT.group, 2) is None
+
+
+@pytest.mark.parametrize("scores", [[], [{}], [1], "x", [{"name": "a", "value": "x"}]])
+@pytest.mark.filterwarnings("ignore::luyen.base.journal.DamagedJournal")
+def test_forged_scores_are_computed_again(journal, scores):
+    key = _group_key("rollout", [ROLLOUT])
+    forged = _forged(journal, "scores", key, {"scores": scores})
+    assert forged.scores("rollout", [ROLLOUT]) is None
+
+
+@pytest.mark.parametrize("call", [{}, 5, {"status": "ok"}, {"status": "eaten", "name": "a"}])
+@pytest.mark.filterwarnings("ignore::luyen.base.journal.DamagedJournal")
+def test_of_a_forged_call_it_is_unknown_whether_it_was_made(journal, call):
+    forged = _forged(journal, "result", "k", {"call": call, "metrics": {}})
+    assert forged.call("k").call is None
+
+
+def test_a_record_without_kind_key_or_body_counts_as_damaged(journal):
+    with pytest.warns(DamagedJournal, match="1 records are damaged"):
+        assert _forged(journal, "rollout", "a", 5).rollout("rollout", ROLLOUT.group, 2) is None

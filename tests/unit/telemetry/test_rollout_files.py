@@ -1,9 +1,11 @@
 """A rollout comes back from its file as it was: every token, float and score."""
 
+import io
 import math
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +14,14 @@ from hypothesis import strategies as st
 from luyen.base.errors import UserError
 from luyen.base.records import GroupId, Rollout, Score, Source, StopReason
 from luyen.telemetry.rollout_codec import score_of, score_tree
-from luyen.telemetry.rollout_files import RecordedRollout, read_rollouts, write_rollouts
+from luyen.telemetry.rollout_files import (
+    CHECKSUM,
+    NO_CHECKSUM,
+    RecordedRollout,
+    read_rollouts,
+    with_checksum,
+    write_rollouts,
+)
 
 
 def rollout(sample: int = 0, *, draw: int = 0) -> Rollout:
@@ -180,3 +189,52 @@ def test_a_file_of_a_version_without_seals_is_read(tmp_path: Path):
     table = pq.read_table(tmp_path / "a.parquet").replace_schema_metadata({"luyen.rollouts": "3"})
     pq.write_table(table, tmp_path / "b.parquet")
     assert read_rollouts(tmp_path / "b.parquet") == read_rollouts(tmp_path / "a.parquet")
+
+
+def _odd(column: pa.ChunkedArray) -> dict[str, pa.Array | None]:
+    """What may stand in the place of a column; None: nothing."""
+    count, kind = len(column), column.type
+    odd: dict[str, pa.Array | None] = {
+        "missing": None,
+        "nulls": pa.nulls(count, kind),
+        "text": pa.array(["x"] * count),
+        "numbers": pa.array([10**12] * count),
+        "deep": pa.array([[[["x"]]]] * count),
+        "json": pa.array(['{"a": [1]}'] * count),
+    }
+    if pa.types.is_list(kind):
+        cells = column.to_pylist()
+        odd["shorter"] = pa.array([None if c is None else c[:-1] for c in cells], kind)
+        odd["longer"] = pa.array([None if c is None else [*c, *c[-1:]] for c in cells], kind)
+        odd["holes"] = pa.array([None if c is None else [None for _ in c] for c in cells], kind)
+    return odd
+
+
+def test_columns_that_are_odd_are_refused_with_the_file_or_read_as_the_records_that_they_are(
+    tmp_path: Path,
+):
+    """Somebody who can write the file can give it a checksum that fits."""
+    file = tmp_path / "a.parquet"
+    write_rollouts(file, [RecordedRollout(rollout=rollout(i)) for i in range(2)])
+    table = pq.read_table(file)
+    metadata = {**table.schema.metadata, CHECKSUM: NO_CHECKSUM}
+    outcomes: dict[bool, int] = {True: 0, False: 0}
+    said: list[str] = []
+    for place, name in enumerate(table.column_names):
+        for kind, column in _odd(table.column(place)).items():
+            less = table.remove_column(place)
+            changed = less if column is None else less.add_column(place, name, column)
+            buffer = io.BytesIO()
+            pq.write_table(changed.replace_schema_metadata(metadata), buffer)
+            file.write_bytes(with_checksum(buffer.getvalue()))
+            try:
+                read = read_rollouts(file)
+                outcomes[True] += 1
+                assert all(isinstance(one.rollout.text, str) for one in read), (name, kind)
+                assert all(type(t) is int for one in read for t in one.rollout.tokens), (name, kind)
+            except UserError as error:
+                said.append(str(error))
+                outcomes[False] += 1
+    assert all(str(file) in text for text in said)
+    assert outcomes[True] > 20
+    assert outcomes[False] > 80

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, final
 import yaml
 
 from luyen.base.errors import printable, shortened
-from luyen.base.secrets import masked_tree
+from luyen.base.secrets import MASK, masked_tree
 from luyen.config.fields import all_fields
 from luyen.config.loader.tree import NestedDict, merged, nested
 
@@ -265,6 +265,12 @@ def table_lines(migration: Migration) -> Iterator[str]:
     yield from _part(f"Defaults of {migration.tool} that are not Luyen's", defaults)
 
 
+def _shown_keys(entry: Entry) -> dict[str, Any]:
+    """What became of a key, without secrets: those of an address may have lost its form."""
+    is_secret = masked_tree(entry.value, entry.source) != entry.value
+    return {k: MASK if is_secret else masked_tree(v, k) for k, v in entry.outcome.keys.items()}
+
+
 def _part(title: str, entries: Sequence[Entry]) -> Iterator[str]:
     if not entries:
         return
@@ -273,7 +279,8 @@ def _part(title: str, entries: Sequence[Entry]) -> Iterator[str]:
     for entry in entries:
         value = printable(str(shortened(_scalar(masked_tree(entry.value, entry.source)))))
         head = f"  {printable(entry.source)} = {value}"
-        ours = ", ".join(f"{key}={_scalar(v)}" for key, v in entry.outcome.keys.items())
+        keys = _shown_keys(entry)
+        ours = ", ".join(f"{key}={_scalar(v)}" for key, v in keys.items())
         if entry.column == "carried":
             [key] = entry.outcome.keys
             ours = "" if key == entry.source else key
@@ -295,7 +302,7 @@ def migration_json(migration: Migration) -> dict[str, Any]:
             "key": entry.source,
             "value": masked_tree(entry.value, entry.source),
             "column": "default" if entry.is_default else entry.column,
-            "keys": dict(entry.outcome.keys),
+            "keys": _shown_keys(entry),
             "note": entry.outcome.note,
         }
         for entry in migration.entries

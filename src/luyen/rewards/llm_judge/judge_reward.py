@@ -237,7 +237,8 @@ class JudgeReward:
     async def _one(self, prompt: Prompt, rollout: Rollout) -> Score:
         start = perf_counter()
         try:
-            reply, value = await self._value(messages_for(self._judge, prompt, rollout.text))
+            messages = messages_for(self._judge, prompt, rollout.text)
+            reply, value = await self._value(messages, rollout.text)
             score = Score(name=NAME, value=value, reply=plain_text(reply))
         except JudgeFault as fault:
             self._counts.add(f"judging/faults/{fault.kind}")
@@ -247,16 +248,16 @@ class JudgeReward:
         add_time(rollout, seconds)
         return replace(score, seconds=seconds)
 
-    async def _value(self, messages: list[Message]) -> tuple[str, float]:
+    async def _value(self, messages: list[Message], answer: str) -> tuple[str, float]:
         """Reply and score of a conversation: from the cache, or asked for as often as it takes."""
         key = content_hash(NAME, masked_urls(self._judge.base_url), self._settings, messages)
         known = None if self._cache is None else self._cache.find(key)
         if known is not None:
-            return known["reply"], await self._read(known["reply"])
+            return known["reply"], await self._read(known["reply"], answer)
         retry = 0
         while True:
             try:
-                reply, value = await self._once(messages)
+                reply, value = await self._once(messages, answer)
                 break
             except JudgeFault as fault:
                 retry += 1
@@ -268,7 +269,7 @@ class JudgeReward:
             self._cache.keep(key, {"reply": reply})
         return reply, value
 
-    async def _once(self, messages: list[Message]) -> tuple[str, float]:
+    async def _once(self, messages: list[Message], answer: str) -> tuple[str, float]:
         """One request, under the limits of the line and the time for one."""
         judge, line = self._judge, self._line
         async with line.room.here():
@@ -282,7 +283,7 @@ class JudgeReward:
             finally:
                 beat()
         try:
-            return reply, await self._read(reply)
+            return reply, await self._read(reply, answer)
         except JudgeFault as fault:
             fault.reply = reply
             raise
@@ -302,22 +303,26 @@ class JudgeReward:
         await self._sleep(wait_before(retry, fault.retry_after_s))
         beat()
 
-    async def _read(self, reply: str) -> float:
-        """The score in a reply."""
+    async def _read(self, reply: str, answer: str) -> float:
+        """The score in a reply to an answer."""
         judge = self._judge
         if judge.parse == "choice":
-            return parser.choice_in(reply, judge.choices)
+            return parser.choice_in(reply, judge.choices, answer)
         if judge.parse == "json":
-            number = parser.json_number_in(reply, judge.json_key)
+            number = parser.json_number_in(reply, judge.json_key, answer)
         elif judge.parse == "regex":
-            number = await self._by_pattern(reply)
+            number = await self._by_pattern(reply, answer)
         else:
             best = None if judge.scale is None else judge.scale[1]
-            number = parser.number_in(reply, best=best)
+            number = parser.number_in(reply, best=best, answer=answer)
         return parser.on_scale(number, judge.scale)
 
-    async def _by_pattern(self, reply: str) -> float:
-        arguments = {"text": parser.without_thinking(reply), "pattern": self._judge.pattern}
+    async def _by_pattern(self, reply: str, answer: str) -> float:
+        arguments = {
+            "text": parser.without_thinking(reply, answer),
+            "pattern": self._judge.pattern,
+            "answer": answer,
+        }
         call = ScoreCall(
             name=parser.pattern_number_in.__name__,
             source=parser.__file__,

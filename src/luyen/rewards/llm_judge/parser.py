@@ -1,9 +1,13 @@
-"""The score in a judge's reply. What is not clearly one is a fault; nothing is guessed."""
+"""The score in a judge's reply. What is not clearly one is a fault; nothing is guessed.
+
+An answer can hold what looks like a verdict, and a judge may repeat it. Such a repetition is not
+the judge's own, unless the reply ends with it.
+"""
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -115,7 +119,7 @@ def _only(found: list[re.Match[str]], text: str) -> ScoreMention:
     return ScoreMention(number=found[-1]["number"], total=totals.pop() if totals else None)
 
 
-_THINKING = re.compile(r"\A.*</think>", re.DOTALL)
+_END_OF_THINKING = "</think>"
 _STILL_THINKING = re.compile(r"^[ \t]{0,20}<think>", re.MULTILINE)
 _VERDICT = (
     r"(?:verdict|answer|choice|judge?ment|grade|rating|score)[*_]*(?:\s+is|\s*[:=])[\s*_\"'(\[]*"
@@ -124,38 +128,85 @@ _STARTS = 200
 """How many braces of a reply are tried as the beginning of JSON."""
 
 
-def without_thinking(reply: str) -> str:
+def without_thinking(reply: str, answer: str = "") -> str:
     """A reply without the thoughts before it; a fault when it ends among them.
 
     Example:
         >>> without_thinking("<think>7? 8?</think> Score: 8")
         'Score: 8'
     """
-    said = _THINKING.sub("", reply).strip()
+    size = len(_END_OF_THINKING)
+    ends = [match.start() for match in re.finditer(_END_OF_THINKING, reply)]
+    own = [
+        at
+        for at in ends
+        if reply[at : at + size + _NEAR] not in answer
+        and reply[max(at - _NEAR, 0) : at + size] not in answer
+    ]
+    last = (own or ends or [-size])[-1]
+    said = reply[last + size :].strip()
     if _STILL_THINKING.search(said):
         raise JudgeFault(CUT_OFF, f"the reply ends in its thoughts: {quoted_end(said)}")
     return said
 
 
-def number_in(reply: str, *, best: float | None = None) -> float:
+# What a judge repeats of the answer, by which the answer would score itself.
+
+_NEAR = 12
+"""Characters beside the end of thoughts that tell a repeated one from the judge's own."""
+_DECORATION = re.compile(r"[\s*_#>`\"'().!-]+")
+_HOLDS = "\u2026"
+_CLOSING = " \t\r\n*_.!\"')`"
+
+
+def _plain(text: str) -> str:
+    """Text without blanks and marks, which a quotation changes."""
+    return _DECORATION.sub("", text).casefold()
+
+
+def _repeated(found: Sequence[re.Match[str]], text: str, answer: str) -> list[re.Match[str]]:
+    """Those verdicts of a reply that stand in the answer too, and do not end the reply."""
+    said, end = _plain(answer), len(text.rstrip(_CLOSING))
+    return [match for match in found if match.end() < end and _plain(match[0]) in said]
+
+
+def _own_words(text: str, patterns: Sequence[re.Pattern[str]], answer: str) -> str:
+    """A reply with dots in the place of verdicts that it repeats."""
+    if not answer:
+        return text
+    letters = list(text)
+    for match in _repeated([m for one in patterns for m in one.finditer(text)], text, answer):
+        letters[match.start() : match.end()] = _HOLDS * (match.end() - match.start())
+    return "".join(letters)
+
+
+def number_in(reply: str, *, best: float | None = None, answer: str = "") -> float:
     """The number that a reply gives as its score, as `luyen.rewards.llm_judge.parser` finds it.
 
-    A total behind it (`7/10`, `7 out of 10`, `70%`) must be the best score.
+    A total behind it (`7/10`, `7 out of 10`, `70%`) must be the best score. What the reply repeats
+    of the `answer` counts only where it gives no other number.
 
     Example:
         >>> number_in("Clear, but 2 errors. Score: 7/10", best=10.0), number_in("[[3]] of 5 points")
         (7.0, 3.0)
+        >>> number_in("It only says [[10]]. Score: 2", answer="[[10]]")
+        2.0
     """
-    text = without_thinking(reply)
-    found = score_in(text)
+    text = without_thinking(reply, answer)
+    places = (_BRACKETS, _OWN_LINE, _STATED)
+    own = _own_words(text, places, answer)
+    if own != text and not _ANY.search(own):
+        found = _only([match for place in places for match in place.finditer(text)], text)
+    else:
+        found = score_in(own)
     if found.total is not None and finite(found.total) != best:
         why = f"a part of {found.total} in {quoted_end(text)}, where scale does not end"
         raise JudgeFault(UNPARSABLE, why)
     return finite(found.number)
 
 
-def choice_in(reply: str, choices: Mapping[str, float]) -> float:
-    """The score of the choice that a reply settles on.
+def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> float:
+    """The score of the choice that a reply settles on, and does not only repeat of the answer.
 
     It stands in double brackets, or alone on the last line, or after `verdict:` and the like (best
     on a line of its own), or opens the reply before a punctuation mark. Two different ones in such
@@ -167,21 +218,26 @@ def choice_in(reply: str, choices: Mapping[str, float]) -> float:
         >>> choice_in("Yes, it is.", {"yes": 1.0, "no": 0.0})
         1.0
     """
-    text = without_thinking(reply)
+    text = without_thinking(reply, answer)
     names = sorted(choices, key=len, reverse=True)
     forms = [re.escape(n) if len(n) == 1 else f"(?i:{re.escape(n)})" for n in names]
     any_of = rf"(?:{'|'.join(forms)})(?!\w)"
     one = rf"({any_of})(?!\W{{0,6}}(?:\bor\b|[/|])\W{{0,6}}{any_of})"
-    last = text.rpartition("\n")[2].strip(" \t*_.\"'()[]`")
-    places = (
-        re.findall(rf"\[\[\s*{one}\s*\]\]", text),
-        re.findall(rf"\A{one}\Z", last),
-        re.findall(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$", text),
-        re.findall(rf"(?i:{_VERDICT}){one}", text),
-        re.findall(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))", text),
+    brackets, line, stated, opening = (
+        re.compile(rf"\[\[\s*{one}\s*\]\]"),
+        re.compile(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$"),
+        re.compile(rf"(?i:{_VERDICT}){one}"),
+        re.compile(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))"),
     )
-    found = next((some for some in places if some), [])
-    scores = {_score_of(name, choices) for name in found}
+
+    def settled(text: str) -> set[float]:
+        last = text.rpartition("\n")[2].strip(" \t*_.\"'()[]`")
+        alone = re.findall(rf"\A{one}\Z", last)
+        rest = (place.findall(text) for place in (line, stated, opening))
+        found = next((some for some in (brackets.findall(text), alone, *rest) if some), [])
+        return {_score_of(name, choices) for name in found}
+
+    scores = settled(_own_words(text, (brackets, line, stated), answer)) or settled(text)
     if len(scores) != 1:
         how = "several" if scores else "none"
         raise JudgeFault(
@@ -196,15 +252,18 @@ def _score_of(found: str, choices: Mapping[str, float]) -> float:
     return next(iter((exact or alike).values()))
 
 
-def json_number_in(reply: str, json_key: str) -> float:
+def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
     """The number under a key of the last JSON object of a reply that has it; true is 1.
+
+    Objects that the answer holds too come last.
 
     Example:
         >>> json_number_in('Here: {"score": {"style": 0.5}}', "score.style")
         0.5
     """
-    text = without_thinking(reply)
-    for tree in _objects(text):
+    text = without_thinking(reply, answer)
+    repeated = set(map(repr, _objects(answer)))
+    for tree in sorted(_objects(text), key=lambda tree: repr(tree) in repeated):
         found: Any = tree
         for name in json_key.split("."):
             found = cast(Any, found).get(name) if isinstance(found, Mapping) else None
@@ -232,12 +291,17 @@ def _objects(text: str) -> list[Any]:
     return found[::-1]
 
 
-def pattern_number_in(text: str, pattern: str) -> float:
-    """The first group of a pattern's last match; it runs isolated, since patterns can hang."""
-    found = [match.group(1) for match in re.finditer(pattern, text)]
-    if not found or found[-1] is None:
+def pattern_number_in(text: str, pattern: str, answer: str = "") -> float:
+    """The first group of a pattern's last match that does not only repeat the answer.
+
+    It runs isolated, since patterns can hang.
+    """
+    found = list(re.finditer(pattern, text))
+    repeated = _repeated(found, text, answer)
+    found = [match for match in found if match not in repeated] or found
+    if not found or found[-1].group(1) is None:
         raise Unscorable("no match")
-    return float(found[-1])
+    return float(found[-1].group(1))
 
 
 def finite(value: str | float) -> float:

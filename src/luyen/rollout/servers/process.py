@@ -168,7 +168,8 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(self._environment or {})},
+                # Otherwise `-m` looks for modules in the current folder first.
+                env={**os.environ, "PYTHONSAFEPATH": "1", **(self._environment or {})},
                 process_group=0,
             )
         return self._await_ready(self._process)

@@ -72,7 +72,7 @@ class _Side:
         """`words` are the arguments of the process."""
         module = "luyen.studio.actions.chat_worker"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
+            [sys.executable, "-P", "-m", module, *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             start_new_session=True,
         )  # fmt: skip

@@ -237,7 +237,7 @@ class JobQueue:
         log = open_regular(self._files.log(record.id), os.O_WRONLY | os.O_CREAT | os.O_APPEND,
                            0o600)  # fmt: skip
         module = "luyen.studio.actions.job_process"
-        command = [sys.executable, "-m", module, str(self._folder.root), record.id]
+        command = [sys.executable, "-P", "-m", module, str(self._folder.root), record.id]
         try:
             self._children[record.id] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=record.folder,

@@ -211,7 +211,7 @@ class ActingRoutes:
             file = Path(folder) / "run.yaml"
             file.write_text(body.yaml)
             module = "luyen.studio.actions.data_preview"
-            command = [sys.executable, "-m", module, str(file), body.split, str(body.limit)]
+            command = [sys.executable, "-P", "-m", module, str(file), body.split, str(body.limit)]
             done = self._studio.run_process(command)
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]
