@@ -96,11 +96,11 @@ class JournalFile:
         head = whole[0] if whole else {}
         if head.get("schema") == SCHEMA and head.get("basis") == basis:
             for number, record in enumerate(whole[1:]):
-                name, body = (record.get("kind"), record.get("key")), record.get("body")
-                if not (all(isinstance(word, str) for word in name) and isinstance(body, dict)):
+                kind, key, body = record.get("kind"), record.get("key"), record.get("body")
+                if not (isinstance(kind, str) and isinstance(key, str) and isinstance(body, dict)):
                     damaged += 1
                     continue
-                self._found[name], self._places[name] = body, number
+                self._found[kind, key], self._places[kind, key] = body, number
             if damaged:
                 self._tell(f"{damaged} records are damaged; their work is done again")
             # Half a record is work that was not done; the next one must not run into it.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from luyen.base.errors import UserError
@@ -23,6 +23,9 @@ from luyen.base.files import write_whole, writing
 from luyen.base.input_files import read_bytes, require_file
 from luyen.base.records import Branch, GroupId, Rollout, Source, StopReason
 from luyen.telemetry.rollout_codec import call_of, call_tree, score_of, score_tree
+
+pc: Any = pyarrow.compute
+"""Its functions are made when it is imported, so that no type checker knows them."""
 
 # Parquet files with a checksum of the whole file.
 #

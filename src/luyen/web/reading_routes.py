@@ -108,8 +108,10 @@ class ReadingRoutes:
         end: int | None = None,
     ) -> Any:
         """Curves in buckets: mean, minimum and maximum."""
+        from luyen.studio.screens import curves  # the index of rollouts loads pyarrow
+
         given = {"points": points, "start": start, "end": end}
-        return records.metric_series(self._studio, run_id, name, **given)
+        return curves.metric_series(self._studio, run_id, name, **given)
 
     def faults(self, run_id: str) -> Any:
         """Attempts, resumptions, notes and the chain of digests."""
@@ -160,9 +162,9 @@ class ReadingRoutes:
 
     def rewards(self, run_id: str) -> Any:
         """Components of the reward over time, and faults."""
-        from luyen.studio.screens import comparisons
+        from luyen.studio.screens import rewards
 
-        return comparisons.rewards(self._studio, run_id)
+        return rewards.rewards(self._studio, run_id)
 
     def parity(self, run_id: str) -> Any:
         """The gap between sampler and trainer, and the tokens with the largest."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luyen.rewards.llm_judge.endpoint import reply_in
 from luyen.rewards.llm_judge.faults import JudgeFault
+from luyen.rewards.llm_judge.judge_reward import reply_in
 from luyen.rewards.llm_judge.parser import (
     choice_in,
     json_number_in,

@@ -10,8 +10,8 @@ from luyen.config.schema.reward import JudgeConfig
 from luyen.rewards import pool
 from luyen.rewards.cache import FILE
 from luyen.rewards.llm_judge import faults
-from luyen.rewards.llm_judge.endpoint import MOST_BYTES
 from luyen.rewards.llm_judge.faults import JudgeFault
+from luyen.rewards.llm_judge.judge_reward import MOST_BYTES
 from luyen.rewards.rules.all import rule_rewards
 from tests.architecture.pages import blocks, sections
 from tests.architecture.tree import ROOT

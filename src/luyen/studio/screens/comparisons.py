@@ -1,4 +1,4 @@
-"""Screens over several files or runs: rewards, parity, timeline, comparison of runs."""
+"""Screens over several files or runs: parity, timeline, comparison of runs."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,6 @@ from luyen.base.rundir import step_of
 from luyen.base.secrets import masked_tree
 from luyen.studio.diff import first_divergence
 from luyen.studio.screens.folder import KnownRun, Refusal
-from luyen.studio.screens.judges import judge_answers
 from luyen.studio.screens.state import Studio
 from luyen.studio.timeline import ProcessSpans, inside, read_processes, windows
 from luyen.studio.timeline_summary import summarise
@@ -23,45 +22,6 @@ _MOST_SPANS = 5000
 _STEPS_SHOWN = 5
 _NO_DIGEST = "No step has a digest in all of these runs."
 _SKIPPED = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
-
-
-def rewards(studio: Studio, run_id: str) -> dict[str, Any]:
-    """Components of the reward over time, faults, what judges said and what they cost."""
-    known = studio.run(run_id)
-    table = studio.table(known)
-    names = [n for n in table.names if n.startswith("reward/") and n.endswith("/mean")]
-    index = studio.rollouts(known, "train")
-    has_judge = any(name.startswith("judging/") for name in table.names)
-    faults: list[dict[str, Any]] = []
-    for step in index.steps[-200:]:
-        part = index.part(step)
-        if part is None or not (part["fault"] > 0).any():
-            continue
-        for code in sorted({int(c) for c in part["fault"] if c}):
-            places = (part["fault"] == code).nonzero()[0]
-            faults.append(
-                {
-                    "step": step,
-                    "name": index.faults.names[code],
-                    "count": len(places),
-                    "sample": int(places[0]),
-                }
-            )
-    return {
-        "components": [
-            {"name": name.split("/")[1] if name != "reward/mean" else "reward", "metric": name,
-             "series": table.curve(name, points=_POINTS)._asdict()}
-            for name in ["reward/mean", *(n for n in names if n != "reward/mean")]
-            if name in table.names
-        ],
-        "faults": faults,
-        "judges": judge_answers(index) if has_judge else [],
-        "judging": {
-            name: table.curve(name, points=_POINTS)._asdict()
-            for name in table.names
-            if name.startswith("judging/")
-        },
-    }  # fmt: skip
 
 
 def parity(studio: Studio, run_id: str) -> dict[str, Any]:

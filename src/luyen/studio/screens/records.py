@@ -1,4 +1,4 @@
-"""Smaller screens of a run: names of metrics, curves, faults and resumptions, plan, log."""
+"""Smaller screens of a run: names of metrics, faults and resumptions, plan, log."""
 
 import os
 from collections.abc import Callable
@@ -11,12 +11,11 @@ from luyen.base.files import read_entries
 from luyen.base.secrets import masked, masked_tree
 from luyen.base.system import read_at
 from luyen.studio.metric_lines import open_records
-from luyen.studio.screens.folder import KnownRun, Refusal
+from luyen.studio.screens.folder import KnownRun
 from luyen.studio.screens.state import Studio
 from luyen.telemetry.metrics import CATALOG
 from luyen.telemetry.summary import NAME as NOTES
 
-MOST_POINTS, MOST_SERIES = 4000, 64
 _MOST_ENTRIES = 2000
 
 
@@ -38,33 +37,6 @@ def metric_names(studio: Studio, run_id: str) -> dict[str, Any]:
         "steps": table.last_step,
         "is_whole": table.is_whole,
         "damaged_lines": table.damaged_lines,
-    }
-
-
-def metric_series(
-    studio: Studio,
-    run_id: str,
-    names: list[str],
-    *,
-    points: int,
-    start: int | None,
-    end: int | None,
-) -> dict[str, Any]:
-    """Curves of some metrics, each in at most `points` buckets, with intervals where known."""
-    from luyen.studio.screens.intervals import series_json  # the index of rollouts loads pyarrow
-
-    if len(names) > MOST_SERIES:
-        raise Refusal(422, f"at most {MOST_SERIES} metrics at once", field="name")
-    known = studio.run(run_id)
-    table = studio.table(known)
-    most = min(max(points, 2), MOST_POINTS)
-    found = {name: table.curve(name, points=most, start=start, end=end) for name in names}
-    series, is_pending = series_json(studio, known, table, found)
-    return {
-        "series": series,
-        "pending": is_pending,
-        "is_whole": table.is_whole,
-        "steps": table.last_step,
     }
 
 

@@ -1,4 +1,4 @@
-"""95 % intervals of curves: of the mean reward, and of validations.
+"""Curves of metrics, with 95 % intervals of the mean reward and of validations.
 
 Those of validations were recorded, those of the reward come from the recorded rollouts.
 Rollouts of a prompt resemble each other, so the interval of a step comes from the spread of the
@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from luyen.studio.screens.folder import KnownRun
+from luyen.studio.screens.folder import KnownRun, Refusal
 from luyen.studio.screens.metric_table import Curve, MetricColumns
 from luyen.studio.screens.rollout_index import Array, RolloutIndex
 from luyen.studio.screens.state import Studio
 
+MOST_POINTS, MOST_SERIES = 4000, 64
 _Z = 1.959963984540054
 _LEAST_GROUPS = 8
 """With fewer groups their spread says little."""
@@ -23,7 +24,32 @@ _OF_ROLLOUTS = "reward/mean"
 _RECORDED = ("val/accuracy_low", "val/accuracy_high")
 
 
-def series_json(
+def metric_series(
+    studio: Studio,
+    run_id: str,
+    names: list[str],
+    *,
+    points: int,
+    start: int | None,
+    end: int | None,
+) -> dict[str, Any]:
+    """Curves of some metrics, each in at most `points` buckets, with intervals where known."""
+    if len(names) > MOST_SERIES:
+        raise Refusal(422, f"at most {MOST_SERIES} metrics at once", field="name")
+    known = studio.run(run_id)
+    table = studio.table(known)
+    most = min(max(points, 2), MOST_POINTS)
+    found = {name: table.curve(name, points=most, start=start, end=end) for name in names}
+    series, is_pending = _series_json(studio, known, table, found)
+    return {
+        "series": series,
+        "pending": is_pending,
+        "is_whole": table.is_whole,
+        "steps": table.last_step,
+    }
+
+
+def _series_json(
     studio: Studio, known: KnownRun, table: MetricColumns, curves: dict[str, Curve]
 ) -> tuple[dict[str, Any], bool]:
     """Curves as JSON, and whether intervals are still being read.

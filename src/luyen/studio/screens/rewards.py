@@ -1,4 +1,4 @@
-"""What judges said about the newest rollouts, from the score trees of their files."""
+"""The screen of rewards: components over time, faults, and what judges said about rollouts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +9,53 @@ from luyen.base.input_files import parse_json
 from luyen.base.secrets import masked
 from luyen.studio.screens.rollout_index import RolloutIndex
 from luyen.studio.screens.rollout_query import read_columns
+from luyen.studio.screens.state import Studio
 
+_POINTS = 400
 _MOST_ANSWERS = 50
 _MOST_FILES = 8
 _MOST_DEPTH = 50
 _MOST_TEXT = 20_000
 Row = dict[str, Any]
+
+
+def rewards(studio: Studio, run_id: str) -> dict[str, Any]:
+    """Components of the reward over time, faults, what judges said and what they cost."""
+    known = studio.run(run_id)
+    table = studio.table(known)
+    names = [n for n in table.names if n.startswith("reward/") and n.endswith("/mean")]
+    index = studio.rollouts(known, "train")
+    has_judge = any(name.startswith("judging/") for name in table.names)
+    faults: list[dict[str, Any]] = []
+    for step in index.steps[-200:]:
+        part = index.part(step)
+        if part is None or not (part["fault"] > 0).any():
+            continue
+        for code in sorted({int(c) for c in part["fault"] if c}):
+            places = (part["fault"] == code).nonzero()[0]
+            faults.append(
+                {
+                    "step": step,
+                    "name": index.faults.names[code],
+                    "count": len(places),
+                    "sample": int(places[0]),
+                }
+            )
+    return {
+        "components": [
+            {"name": name.split("/")[1] if name != "reward/mean" else "reward", "metric": name,
+             "series": table.curve(name, points=_POINTS)._asdict()}
+            for name in ["reward/mean", *(n for n in names if n != "reward/mean")]
+            if name in table.names
+        ],
+        "faults": faults,
+        "judges": judge_answers(index) if has_judge else [],
+        "judging": {
+            name: table.curve(name, points=_POINTS)._asdict()
+            for name in table.names
+            if name.startswith("judging/")
+        },
+    }  # fmt: skip
 
 
 def judge_answers(index: RolloutIndex) -> list[Row]:
