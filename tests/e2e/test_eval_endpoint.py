@@ -245,6 +245,7 @@ def test_a_busy_endpoint_is_asked_again():
         ((200, completion(message={"content": "4\ud800"})), "half of a surrogate pair"),
         ((200, {"choices": [{"message": {}, "finish_reason": "stop"}]}), "no chat completion"),
         ((200, completion(finish_reason="content_filter")), "'content_filter'"),
+        ((200, completion(finish_reason={"a": 1})), "ended an answer by"),
         ((200, completion(message={"tool_calls": [{}]})), "tool calls"),
         ((200, {**completion(), "usage": {"completion_tokens": 10**15}}), "1000000000000000"),
         ((200, {**completion(), "usage": {"completion_tokens": -1}}), "-1"),

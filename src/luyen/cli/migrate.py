@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from luyen.base.errors import UserError, printable
+from luyen.base.files import writing
 from luyen.config.check import check
 from luyen.config.migrate.migrate import migrate as migrate_source
 from luyen.config.migrate.reader import MigrationRequest
@@ -50,11 +51,22 @@ def migrate(
     if output is None and not as_json:
         typer.echo(text, nl=False)
     if output is not None:
-        with output.open("x", encoding="utf-8") as file:  # never over a file that came since
-            file.write(text)
+        _write_new(output, text)
         if not as_json:
             for line in _last_lines(output, migration):
                 typer.echo(line)
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file, never over one that came since; none is left where there is no room."""
+    with writing(path, field="--output", fix="free disk space, or name another file"):
+        file = path.open("x", encoding="utf-8")
+        try:
+            with file:
+                file.write(text)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _last_lines(output: Path, migration: Migration) -> Iterator[str]:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TextIO, final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -382,9 +382,29 @@ class SilentDisplay:
         """Shows nothing."""
 
 
+_LARGEST = 500
+"""Columns and lines that are drawn at most: a terminal may claim any number."""
+
+
+@final
+class BoundedConsole(Console):
+    """A console whose size has a bound.
+
+    Example:
+        >>> BoundedConsole(file=sys.stdout, width=10**8).size.width
+        500
+    """
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """Columns and lines."""
+        found = super().size
+        return ConsoleDimensions(min(found.width, _LARGEST), min(found.height, _LARGEST))
+
+
 def open_display(stream: TextIO | None = None) -> Display:
     """The live panel where the stream is a terminal that can redraw, plain lines elsewhere."""
-    console = Console(file=stream or sys.stdout)
+    console = BoundedConsole(file=stream or sys.stdout)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveDisplay(console)
     return PlainDisplay(stream or sys.stdout)

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +134,24 @@ def test_a_password_of_an_address_is_in_no_column_of_the_table():
     shown = "\n".join([*table_lines(migration), json.dumps(migration_json(migration))])
     assert "hunter2" not in shown
     assert "hunter2" in yaml_text(migration)
+
+
+def test_a_disk_without_room_is_named_and_no_half_file_stays(tmp_path: Path):
+    """In a process of its own, which may not write a file of that size."""
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(GRPO))
+    code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64)); from luyen.cli.main import run;"
+    words = ["migrate", "config.yaml", "--output", "ours.yaml"]
+    code += f"import sys; sys.argv[1:] = {words}; run()"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "--output = 'ours.yaml': it could not be written: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "ours.yaml").exists()

@@ -1,6 +1,9 @@
 """Answers that attack the rule `code`: each has a score, none is a fault, nothing is dropped."""
 
+from time import process_time
+
 from luyen.rewards.rules.all import rule_rewards
+from luyen.rewards.rules.code import program_in
 from tests.unit.rewards.builders import config, prompt, scores
 from tests.unit.sandbox.test_forged_verdicts import FORGERIES
 
@@ -20,3 +23,11 @@ def test_every_hostile_answer_is_a_wrong_answer():
 
 def test_what_makes_the_judge_run_out_of_time_is_a_wrong_answer():
     assert rule_rewards.facts("code")["wrong"] == 0.0
+
+
+def test_a_row_of_blanks_behind_a_fence_is_read_in_time_linear_in_it():
+    began = process_time()
+    for blanks in (" " * 200_000, "\t" * 200_000, "\n" + " " * 200_000):
+        assert program_in(f"```{blanks}x") is not None
+    assert program_in("```python3  \nx = 1\n  ```") == "x = 1"
+    assert process_time() - began < 5

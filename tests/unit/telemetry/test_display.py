@@ -230,3 +230,16 @@ def test_the_panel_says_how_far_a_validation_is():
     with progress.watching("validation", 0):
         console.print(shown._render())
     assert "validate 0.0s, 3 of 8" in stream.getvalue()
+
+
+def test_a_terminal_that_claims_millions_of_columns_is_drawn_with_some(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "99999999")
+    monkeypatch.setenv("LINES", "99999999")
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    monkeypatch.setenv("TERM", "xterm")
+    panel = module.open_display(stream)
+    assert isinstance(panel, module.LiveDisplay)
+    panel.step(1, {"reward/mean": 0.5})
+    panel.close()
+    assert len(stream.getvalue()) < 10**6

@@ -62,7 +62,8 @@ def _value(text: str) -> Any:
         return text
 
 
-_FENCED = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+# Blanks are taken whole: tried at every length, a row of them would take the square of its length.
+_FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)(?:\n[ \t]*+```|\Z)", re.DOTALL)
 _MARGIN_S = 1.0
 """What is left of the time for a score when the tests are stopped."""
 

@@ -386,7 +386,11 @@ def _answer(response: Response, api: ApiEndpoint, group: GroupId, sample: int) -
         raise _RequestFault("its text holds half of a surrogate pair", may_pass=False)
     if type(count) is not int or not 0 <= count <= _MOST_TOKENS:
         raise _RequestFault(f"it counts {str(count)[:40]!r} tokens", may_pass=False)
-    if reason not in _STOPS or not isinstance(text, str | None):
+    if (
+        not isinstance(reason, str | None)
+        or reason not in _STOPS
+        or not isinstance(text, str | None)
+    ):
         raise _RequestFault(f"it ended an answer by {str(reason)[:40]!r}", may_pass=False)
     return Rollout(
         group=group,
