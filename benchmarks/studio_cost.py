@@ -106,6 +106,9 @@ def step_ends(process: "subprocess.Popen[bytes]", metrics: Path) -> Iterator[tup
     while process.poll() is None:
         lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
         if lines > seen:
+            assert seen == 0 or lines == seen + 1, (
+                "two steps ended within 10 ms: they are too short"
+            )
             seen = lines
             yield lines, processor_s(process.pid)
         time.sleep(0.01)
@@ -114,7 +117,7 @@ def step_ends(process: "subprocess.Popen[bytes]", metrics: Path) -> Iterator[tup
 def measure(folder: Path, *, steps: int, block: int, tabs: int) -> tuple[list[float], int]:
     """Seconds of a step in each block, in order, and how many events the tabs got."""
     process = begin(folder, steps)
-    metrics = next(iter([folder / "luyen" / NAME / "metrics.jsonl"]))
+    metrics = folder / "luyen" / NAME / "metrics.jsonl"
     open_tabs: list[Tab] = []
     events, means = 0, list[float]()
     times: dict[int, float] = {}
@@ -126,10 +129,11 @@ def measure(folder: Path, *, steps: int, block: int, tabs: int) -> tuple[list[fl
                 number, within = divmod(lines - 1, block)
                 if within != 0 or lines == 1:
                     continue
-                if lines - 1 in times and lines - block + 1 in times:
+                if lines > block:
                     # from the end of the first step of the block to the end of its last
                     first, last = times[lines - block + 1], times[lines]
                     means.append((last - first) / (block - 1))
+                    print(f"block {len(means)}: {means[-1]:.3f} s a step", flush=True)
                 is_on = TURNS[number % len(TURNS)]
                 if is_on and not open_tabs:
                     place = place or run_place(base, token)

@@ -50,7 +50,7 @@ const withoutPaths = (page) =>
     for (const field of document.querySelectorAll("textarea")) field.value = field.value.replaceAll(root, "/home/me/luyen");
     window.scrollTo(0, 0);
   }, ROOT);
-const slow = new Set(["data", "chat"]);
+const slow = new Set(["data", "chat", "new"]);
 
 mkdirSync(folder, { recursive: true });
 let runs = RUNS;
@@ -69,9 +69,10 @@ for (const [number, [language, theme, width]] of looks.entries()) {
     if (left.has(name)) continue;
     await show(page, hash);
     // the doctor reads in the background
-    await page.locator(".verdict.info").waitFor({ state: "detached", timeout: WORK_MS }).catch(() => undefined);
+    await page.waitForFunction(() => !document.querySelector(".verdict[aria-busy=true]"), null, { timeout: WORK_MS });
     if (prepare[name] && (number === 0 || !slow.has(name))) await prepare[name](page);
     if (isForDocs) await withoutPaths(page);
+    await page.evaluate(() => window.scrollTo(0, 0));
     await page.waitForTimeout(400);
     const path = join(folder, isForDocs ? `${name}.jpg` : `${name}-${language}-${theme}-${width}.png`);
     await page.screenshot(isForDocs ? { path, type: "jpeg", quality: 70, fullPage: name === "rollout" } : { path, fullPage: true });

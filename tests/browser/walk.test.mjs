@@ -166,6 +166,7 @@ test("a damaged run says which file is damaged, and shows the rest", async () =>
   await walk({}, async (page) => {
     await show(page, `#/run/${ids.damaged}`);
     await page.locator(".notice.bad").getByText("metrics.jsonl").first().waitFor();
+    await page.locator(".verdict[aria-busy=false]").getByText(/cannot be judged: metrics.jsonl: line \d+/).waitFor();
     await page.locator(".chart canvas").first().waitFor();
   });
 });

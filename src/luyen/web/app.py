@@ -197,11 +197,24 @@ def _add(app: FastAPI, method: str, routes: Mapping[str, Callable[..., Any]]) ->
 
 
 def _scan(studio: Studio, acting: ActingRoutes | None, ended: threading.Event) -> None:
+    is_prepared = False
     while not ended.is_set():
         studio.folder.scan()
         if acting is not None:
             acting.tick()
-        ended.wait(_SCAN_S)
+        if ended.wait(_SCAN_S):
+            return
+        if not is_prepared:
+            prepare_forms()
+            is_prepared = True
+
+
+def prepare_forms() -> None:
+    """Load the rules of configurations, so that the first plan and the first form need not wait."""
+    from luyen.studio.screens.new_run import check_text, schema_page
+
+    schema_page()
+    check_text("{}", ())
 
 
 def _say_route(acting: ActingRoutes) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ function Verdict({ run }: { run: Data }) {
   const { level, sentence } = run.verdict;
   const tone = TONE[level] ?? "info";
   return (
-    <div class={`verdict ${tone}`}>
+    <div class={`verdict ${tone}`} aria-busy={run.pending === true}>
       <Icon name={tone === "good" ? "check" : tone === "info" ? "info" : "warning"} />
       <p>
         <strong>{named("verdict", level)}.</strong> {run.pending ? t("verdict.pending") : sentence}

@@ -157,7 +157,7 @@ export function RunScreens({ id, rest }: { id: string; rest: string[] }) {
                 <Notice level="bad">
                   <strong>{t("run.damage")}</strong>
                   {run.problem ? <span class="text">{run.problem}</span> : null}
-                  {run.damage.map((one) => (
+                  {run.damage.filter((one) => one.message !== run.problem).map((one) => (
                     <span class="small text">
                       <code>{one.file}</code> {one.message}
                     </span>

@@ -90,9 +90,9 @@ def _of_rollouts(index: RolloutIndex, curve: Curve) -> dict[str, Any]:
         if part is not None and value is not None and seen < _MOST_ROLLOUTS:
             seen += len(part["reward"])
             half = half_width(part["draw"], part["reward"])
-        low.append(value if half is None or value is None else value - half)
-        high.append(value if half is None or value is None else value + half)
-    return {"low": low, "high": high, "interval": low != high}
+        low.append(None if half is None or value is None else value - half)
+        high.append(None if half is None or value is None else value + half)
+    return {} if low.count(None) == len(low) else {"low": low, "high": high, "interval": True}
 
 
 def half_width(groups: Array, rewards: Array) -> float | None:

@@ -125,7 +125,11 @@ def diagnose_run(root: str) -> dict[str, Any]:
         }
         for one in findings
     ]
-    return {"verdict": _verdict(shown, len(record.steps)), "findings": shown, "damage": damage}
+    lost = next((one for one in damage if one["file"] == record.directory.metrics.name), None)
+    verdict = _verdict(shown, len(record.steps))
+    if lost is not None and not record.steps:
+        verdict = _unknown(f"{lost['file']}: {lost['message']}")
+    return {"verdict": verdict, "findings": shown, "damage": damage}
 
 
 def _verdict(findings: list[dict[str, Any]], steps: int) -> dict[str, str]:
