@@ -199,13 +199,17 @@ def test_runs_without_common_digests_are_not_called_equal(tmp_path: Path):
     first = begin(tmp_path, "a")
     begin(tmp_path, "b").digests.unlink()
     begin(tmp_path, "c").digests.write_bytes(first.digests.read_bytes()[:-40] + b"}\n{\n")
+    begin(tmp_path, "d").digests.write_text("")
     with serving(tmp_path) as other:
-        ids = {name: run_id(other, name) for name in "abc"}
+        ids = {name: run_id(other, name) for name in "abcd"}
         found = {
-            name: other.get(f"/compare?id={ids['a']}&id={ids[name]}")["divergence"] for name in "bc"
+            name: other.get(f"/compare?id={ids['a']}&id={ids[name]}")["divergence"]
+            for name in "bcd"
         }
     assert (found["b"]["step"], found["b"]["equal_steps"]) == (None, 0)
-    assert found["b"]["message"] == "No step has a digest in all of these runs."
+    assert found["b"]["message"].startswith("p/b: it is missing")
+    assert (found["d"]["step"], found["d"]["equal_steps"]) == (None, 0)
+    assert found["d"]["message"] == "No step has a digest in all of these runs."
     assert (found["c"]["step"], found["c"]["equal_steps"]) == (None, 0)
     assert found["c"]["message"].startswith("p/c: ")
 
