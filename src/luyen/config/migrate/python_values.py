@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast, final
 
+from luyen.base.errors import UserError
+
 OPEN = "what the script computes: "
 """How a value begins that the syntax tree does not give."""
 _MOST_CHARACTERS, _MOST_PARTS, _LARGEST = 10_000, 10_000, 1e15
@@ -27,6 +29,14 @@ class Fields(dict[str, Any]):
         >>> Fields(rate=0.1)["rate"]
         0.1
     """
+
+
+def parsed(text: str, file: str) -> ast.Module:
+    """The syntax tree of a file; a UserError where it is no Python."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UserError("source", file, f"no Python: {error}", "give a file that runs") from error
 
 
 def is_open(value: Any) -> bool:

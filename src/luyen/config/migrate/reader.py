@@ -12,6 +12,7 @@ from luyen.config.check import is_installed
 from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.migrate import axolotl, llama_factory, trl, verl
 from luyen.config.migrate.common import file_text, file_values, placing
+from luyen.config.migrate.python_values import parsed
 from luyen.config.migrate.report import SourceConfig
 from luyen.config.migrate.shell import is_script, training_commands
 
@@ -70,7 +71,7 @@ def _read_file(path: Path, request: MigrationRequest) -> SourceConfig:
     source = _source(path.name, path.absolute().parent, request)
     if path.suffix == ".py":
         try:
-            return trl.read_python(text, source, str(path))
+            return trl.read_python(parsed(text, str(path)), source, str(path))
         except RecursionError as error:
             why, fix = "its expressions are nested too deeply", "write the values as literals"
             raise UserError("source", str(path), why, fix) from error

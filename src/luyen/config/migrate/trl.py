@@ -291,12 +291,8 @@ OWN_RULES: dict[str, Rule] = {
 # A Python file by its syntax tree.
 
 
-def read_python(text: str, source: SourceConfig, file: str) -> SourceConfig:
+def read_python(tree: ast.Module, source: SourceConfig, file: str) -> SourceConfig:
     """The arguments of TRL's configurations, adapters and datasets in a file."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise UserError("source", file, f"no Python: {error}", "give a file that runs") from error
     known = constants(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     configs = [call for call in calls if _called(call) in CONFIGS]
