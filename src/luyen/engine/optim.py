@@ -21,7 +21,6 @@ from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.fsdp import REPLICATE, decoder_layers
 from luyen.engine.host_optimizer import HostAdamW, OffloadedWeight, collector_of, host_copy
 from luyen.engine.tensor_parallel import is_counted
-from luyen.models.quantization import quiet_bitsandbytes
 from luyen.models.weights import export_dtype
 
 # Gradient clipping over shards.
@@ -345,7 +344,6 @@ def _adamw(tensors: Sequence[Tensor], optim: OptimConfig) -> torch.optim.Optimiz
 
 def _adamw_8bit(tensors: Sequence[Tensor], optim: OptimConfig) -> torch.optim.Optimizer:
     """AdamW whose moments are 8-bit numbers, with an fp32 scale for each block of 256."""
-    quiet_bitsandbytes()
     try:
         from bitsandbytes import optim as library
     except ImportError:

@@ -26,7 +26,6 @@ from luyen.config.model_folder.check import (
 )
 from luyen.config.schema.model import ModelConfig
 from luyen.models.adapter_dropout import AdapterDropout
-from luyen.models.quantization import quiet_bitsandbytes
 
 _PREFIX = "base_model.model."
 """What peft puts before the names it saves."""
@@ -41,7 +40,6 @@ Shapes = dict[str, tuple[int, ...]]
 @functools.cache
 def _peft() -> Any:
     """peft, imported with the first adapter: it takes seconds, and bitsandbytes comes with it."""
-    quiet_bitsandbytes()
     import peft
 
     return peft

@@ -7,7 +7,6 @@ how many there are. bitsandbytes' own products choose a kernel by the number of 
 """
 
 import functools
-import logging
 from typing import Any
 
 import torch
@@ -24,14 +23,8 @@ BLOCK = 64
 """Numbers that share a scale."""
 
 
-def quiet_bitsandbytes() -> None:
-    """Before bitsandbytes is imported, also by peft: no warning of a product never called here."""
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-
-
 @functools.cache
 def _bitsandbytes() -> Any:
-    quiet_bitsandbytes()
     try:
         import bitsandbytes
     except ImportError:

@@ -396,7 +396,9 @@ class BoundedConsole(Console):
     """
 
     @property
-    def size(self) -> ConsoleDimensions:
+    def size(  # pyright: ignore[reportIncompatibleMethodOverride] - nothing sets it
+        self,
+    ) -> ConsoleDimensions:
         """Columns and lines."""
         found = super().size
         return ConsoleDimensions(min(found.width, _LARGEST), min(found.height, _LARGEST))

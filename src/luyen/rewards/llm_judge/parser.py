@@ -137,13 +137,7 @@ def without_thinking(reply: str, answer: str = "") -> str:
     """
     size = len(_END_OF_THINKING)
     ends = [match.start() for match in re.finditer(_END_OF_THINKING, reply)]
-    own = [
-        at
-        for at in ends
-        if reply[at : at + size + _NEAR] not in answer
-        and reply[max(at - _NEAR, 0) : at + size] not in answer
-    ]
-    last = (own or ends or [-size])[-1]
+    last = (_own_ends(reply, answer) or ends or [-size])[-1]
     said = reply[last + size :].strip()
     if _STILL_THINKING.search(said):
         raise JudgeFault(CUT_OFF, f"the reply ends in its thoughts: {quoted_end(said)}")
@@ -154,6 +148,23 @@ def without_thinking(reply: str, answer: str = "") -> str:
 
 _NEAR = 12
 """Characters beside the end of thoughts that tell a repeated one from the judge's own."""
+
+
+def _own_ends(reply: str, answer: str) -> list[int]:
+    """Ends of thoughts beside which does not stand what stands beside one in the answer."""
+    size, there = len(_END_OF_THINKING), list(re.finditer(_END_OF_THINKING, answer))
+    before = {answer[max(match.start() - _NEAR, 0) : match.start()] for match in there} - {""}
+    behind = {answer[match.end() : match.end() + _NEAR] for match in there} - {""}
+    lengths = range(1, _NEAR + 1)
+    return [
+        at
+        for match in re.finditer(_END_OF_THINKING, reply)
+        for at in [match.start()]
+        if not any(reply[max(at - n, 0) : at] in before for n in lengths)
+        and not any(reply[at + size : at + size + n] in behind for n in lengths)
+    ]
+
+
 _DECORATION = re.compile(r"[\s*_#>`\"'().!-]+")
 _HOLDS = "\u2026"
 _CLOSING = " \t\r\n*_.!\"')`"
