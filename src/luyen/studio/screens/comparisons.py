@@ -1,17 +1,22 @@
 """Screens over several files or runs: rewards, parity, timeline, comparison of runs."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from luyen.base.digests import StepDigest, read_digests, without_checksum
 from luyen.base.errors import UserError
 from luyen.base.files import read_json
+from luyen.base.input_files import parse_json
 from luyen.base.rundir import step_of
-from luyen.base.secrets import masked_tree
+from luyen.base.secrets import masked, masked_tree
 from luyen.studio.diff import first_divergence
-from luyen.studio.screens.folder import KnownRun, Refusal
-from luyen.studio.screens.judges import judge_answers
+from luyen.studio.screens.folder import KnownRun, Refusal, Row
+from luyen.studio.screens.rollout_index import RolloutIndex
+from luyen.studio.screens.rollout_query import read_columns
 from luyen.studio.screens.state import Studio
 from luyen.studio.timeline import ProcessSpans, inside, read_processes, windows
 from luyen.studio.timeline_summary import summarise
@@ -21,6 +26,10 @@ _MOST_RUNS = 8
 _MOST_SPANS = 5000
 """Spans of a lane that are sent, the longest."""
 _STEPS_SHOWN = 5
+_MOST_ANSWERS = 50
+_MOST_FILES = 8
+_MOST_DEPTH = 50
+_MOST_TEXT = 20_000
 _NO_DIGEST = "No step has a digest in all of these runs."
 _SKIPPED = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 
@@ -62,6 +71,69 @@ def rewards(studio: Studio, run_id: str) -> dict[str, Any]:
             if name.startswith("judging/")
         },
     }  # fmt: skip
+
+
+# What judges said about the newest rollouts, from the score trees of their files.
+
+
+def judge_answers(index: RolloutIndex) -> list[Row]:
+    """Replies of judges with their scores, the newest step first; a bounded number of them.
+
+    Files that cannot be read are left out: the screen of faults names them.
+    """
+    found: list[Row] = []
+    for step in sorted(index.steps, reverse=True)[:_MOST_FILES]:
+        try:
+            table = read_columns(index, step, ["score", "text"], None)
+        except (OSError, ValueError, LookupError, pa.ArrowException):
+            continue
+        for row, entry in enumerate(table.to_pylist()):
+            for path, node in _judged(entry.get("score")):
+                found.append(_answer(step, row, path, node, entry.get("text") or ""))
+                if len(found) == _MOST_ANSWERS:
+                    return found
+    return found
+
+
+def _answer(step: int, row: int, path: str, node: Row, answer: str) -> Row:
+    value = _number(node.get("raw"))
+    error = node.get("error")
+    return {
+        "step": step,
+        "index": row,
+        "component": path,
+        "score": _number(node.get("value")) if value is None else value,
+        "seconds": _number(node.get("seconds")),
+        "fault": None if error is None else masked(str(error)),
+        "answer": answer[:_MOST_TEXT],
+        "reply": masked(node["reply"][:_MOST_TEXT]),
+    }
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _judged(text: str | None) -> Iterator[tuple[str, Row]]:
+    """Nodes of a score tree with the reply of a judge, by their path."""
+    if not text or '"reply"' not in text:
+        return
+    try:
+        tree = parse_json(text)
+    except ValueError:
+        return
+    yield from _nodes(tree, "", 0)
+
+
+def _nodes(node: Any, prefix: str, depth: int) -> Iterator[tuple[str, Row]]:
+    if not isinstance(node, dict) or depth > _MOST_DEPTH:
+        return
+    path = f"{prefix}{node.get('name')}"
+    if isinstance(node.get("reply"), str):
+        yield path, node
+    parts = node.get("parts")
+    for part in parts if isinstance(parts, list) else ():
+        yield from _nodes(part, f"{path}/" if prefix or depth else "", depth + 1)
 
 
 def parity(studio: Studio, run_id: str) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """Smaller screens of a run: names of metrics, curves, faults and resumptions, plan, log."""
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from luyen.base.digests import StepDigest, read_digests
 from luyen.base.errors import UserError
@@ -11,12 +14,22 @@ from luyen.base.files import read_entries
 from luyen.base.secrets import masked, masked_tree
 from luyen.studio.metric_lines import open_records
 from luyen.studio.screens.folder import KnownRun, Refusal
+from luyen.studio.screens.metric_table import Curve, MetricColumns
 from luyen.studio.screens.state import Studio
 from luyen.telemetry.metrics import CATALOG
 from luyen.telemetry.summary import NAME as NOTES
 
+if TYPE_CHECKING:  # it loads pyarrow
+    from luyen.studio.screens.rollout_index import Array, RolloutIndex
+
 MOST_POINTS, MOST_SERIES = 4000, 64
 _MOST_ENTRIES = 2000
+_Z = 1.959963984540054
+_LEAST_GROUPS = 8
+"""With fewer groups their spread says little."""
+_MOST_ROLLOUTS = 1_000_000
+_OF_ROLLOUTS = "reward/mean"
+_RECORDED = ("val/accuracy_low", "val/accuracy_high")
 
 
 def metric_names(studio: Studio, run_id: str) -> dict[str, Any]:
@@ -50,8 +63,6 @@ def metric_series(
     end: int | None,
 ) -> dict[str, Any]:
     """Curves of some metrics, each in at most `points` buckets, with intervals where known."""
-    from luyen.studio.screens.intervals import series_json  # the index of rollouts loads pyarrow
-
     if len(names) > MOST_SERIES:
         raise Refusal(422, f"at most {MOST_SERIES} metrics at once", field="name")
     known = studio.run(run_id)
@@ -65,6 +76,75 @@ def metric_series(
         "is_whole": table.is_whole,
         "steps": table.last_step,
     }
+
+
+# 95 % intervals of curves: of validations as recorded, of the mean reward from the rollouts. Those
+# of a prompt resemble each other, so the interval of a step comes from the spread of the means of
+# its groups, not from that of single rollouts.
+
+
+def series_json(
+    studio: Studio, known: KnownRun, table: MetricColumns, curves: dict[str, Curve]
+) -> tuple[dict[str, Any], bool]:
+    """Curves as JSON, and whether intervals are still being read.
+
+    Where each point of a curve is one step, `low` and `high` of the mean reward and of the
+    accuracy of validations are their interval, and `interval` is true.
+    """
+    found = {name: {**curve._asdict(), "interval": False} for name, curve in curves.items()}
+    is_pending = False
+    reward = curves.get(_OF_ROLLOUTS)
+    if reward is not None and reward.step and reward.low == reward.high:
+        index = studio.rollouts(known, "train")
+        is_pending = index.indexed_steps < len(index.steps)
+        found[_OF_ROLLOUTS] |= _of_rollouts(index, reward)
+    accuracy = curves.get("val/accuracy")
+    if accuracy is not None and accuracy.low == accuracy.high:
+        found["val/accuracy"] |= _as_recorded(table, accuracy)
+    return found, is_pending
+
+
+def _as_recorded(table: MetricColumns, curve: Curve) -> dict[str, Any]:
+    if not curve.step:
+        return {}
+    span = {"points": len(curve.step), "start": curve.step[0], "end": curve.step[-1]}
+    low, high = (table.curve(name, **span) for name in _RECORDED)
+    if low.step != curve.step or high.step != curve.step:
+        return {}
+    return {"low": low.value, "high": high.value, "interval": True}
+
+
+def _of_rollouts(index: "RolloutIndex", curve: Curve) -> dict[str, Any]:
+    low: list[float | None] = []
+    high: list[float | None] = []
+    seen = 0
+    for step, value in zip(curve.step, curve.value, strict=True):
+        part = index.part(step)
+        half = None
+        if part is not None and value is not None and seen < _MOST_ROLLOUTS:
+            seen += len(part["reward"])
+            half = half_width(part["draw"], part["reward"])
+        low.append(None if half is None or value is None else value - half)
+        high.append(None if half is None or value is None else value + half)
+    return {} if low.count(None) == len(low) else {"low": low, "high": high, "interval": True}
+
+
+def half_width(groups: "Array", rewards: "Array") -> float | None:
+    """Half of the 95 % interval of the mean of rewards in groups; None for too few groups.
+
+    Example:
+        >>> round(half_width(np.arange(16) // 2, np.array([0.0, 0.0, 1.0, 1.0] * 4)), 4)
+        0.3704
+    """
+    known = np.isfinite(rewards)
+    if not known.any():
+        return None
+    _, places = np.unique(groups[known], return_inverse=True)
+    counts = np.bincount(places)
+    if len(counts) < _LEAST_GROUPS:
+        return None
+    means = np.bincount(places, weights=rewards[known].astype(float)) / counts
+    return _Z * float(means.std(ddof=1)) / math.sqrt(len(counts))
 
 
 def faults(studio: Studio, run_id: str) -> dict[str, Any]:
