@@ -85,6 +85,7 @@ export const en = {
   "verdict.degraded": "Degraded",
   "verdict.collapsed": "Collapsed",
   "verdict.unknown": "Unknown",
+  "verdict.nothing": "The doctor finds nothing wrong.",
   "verdict.pending": "The doctor is still reading the run.",
   "level.error": "error",
   "level.warning": "warning",

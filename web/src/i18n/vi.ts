@@ -87,6 +87,7 @@ export const vi: Record<keyof typeof en, string> = {
   "verdict.degraded": "Suy giảm",
   "verdict.collapsed": "Sụp đổ",
   "verdict.unknown": "Chưa rõ",
+  "verdict.nothing": "Bộ chẩn đoán (doctor) không thấy điều gì bất thường.",
   "verdict.pending": "Bộ chẩn đoán (doctor) vẫn đang đọc lượt chạy.",
   "level.error": "lỗi",
   "level.warning": "cảnh báo",

@@ -22,7 +22,7 @@ function Verdict({ run }: { run: Data }) {
     <div class={`verdict ${tone}`} aria-busy={run.pending === true}>
       <Icon name={tone === "good" ? "check" : tone === "info" ? "info" : "warning"} />
       <p>
-        <strong>{named("verdict", level)}.</strong> {run.pending ? t("verdict.pending") : sentence}
+        <strong>{named("verdict", level)}.</strong> {run.pending ? t("verdict.pending") : level === "healthy" ? t("verdict.nothing") : sentence}
       </p>
     </div>
   );
