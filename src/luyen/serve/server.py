@@ -105,16 +105,18 @@ def serve(
     Both signals let running requests finish. A second one ends at once.
     """
     signals: list[int] = []
+    server = uvicorn_server(app, drain_s=drain_s)
 
     def note(number: int, frame: FrameType | None) -> None:
         del frame
         signals.append(number)
+        server.should_exit = True  # also where uvicorn does not listen to signals yet
 
     # uvicorn acts on signals itself, and raises them again when it is done: for these handlers.
     before = {one: signal.signal(one, note) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         ready()
-        uvicorn_server(app, drain_s=drain_s).run(sockets=[opened])
+        server.run(sockets=[opened])
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
