@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from luyen.base.errors import UserError
-from luyen.models.lora import is_adapter_layer
 from luyen.models.policy import Policy, ValueModel
+from luyen.models.weights import is_adapter_layer
 
 TENSOR = "tensor"
 """Dimension of the mesh whose ranks divide layers."""

@@ -1,7 +1,6 @@
 """LoRA through peft: adapters inside the model, which keeps its own class."""
 
 import functools
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from luyen.config.model_folder.check import (
 )
 from luyen.config.schema.model import ModelConfig
 from luyen.models.adapter_dropout import AdapterDropout
+from luyen.models.weights import is_adapter_layer
 
 _PREFIX = "base_model.model."
 """What peft puts before the names it saves."""
@@ -43,12 +43,6 @@ def _peft() -> Any:
     import peft
 
     return peft
-
-
-def is_adapter_layer(module: nn.Module) -> bool:
-    """Whether a layer has an adapter. None has one before peft is imported."""
-    lora: Any = sys.modules.get("peft.tuners.lora")
-    return lora is not None and isinstance(module, lora.LoraLayer)
 
 
 def add_adapter(

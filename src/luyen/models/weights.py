@@ -9,9 +9,10 @@ constants.
 """
 
 import functools
+import sys
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -201,6 +202,12 @@ def _type(tensor: Tensor) -> str:
 def trained_parameters(module: nn.Module) -> dict[str, Tensor]:
     """Parameters that learn, by name; frozen ones come from the model's own files."""
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def is_adapter_layer(module: nn.Module) -> bool:
+    """Whether a layer has an adapter. None has one before peft is imported."""
+    lora: Any = sys.modules.get("peft.tuners.lora")
+    return lora is not None and isinstance(module, lora.LoraLayer)
 
 
 def restore_parameters(module: nn.Module, saved: Mapping[str, Tensor]) -> None:

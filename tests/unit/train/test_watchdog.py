@@ -134,6 +134,9 @@ def test_tasks_are_shown_with_everything_they_await():
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc to list processes")
 def test_child_processes_are_listed_with_their_commands():
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        words, last = Path(f"/proc/{child.pid}/cmdline"), time.monotonic() + 30
+        while not words.read_bytes() and time.monotonic() < last:
+            time.sleep(0.01)  # the kernel is still replacing the program
         lines = child_lines()
         child.kill()
     assert any(f"{child.pid} (" in line and "time.sleep(60)" in line for line in lines)

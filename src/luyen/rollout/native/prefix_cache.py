@@ -32,8 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from luyen.base.system import memory_bytes
-from luyen.models.lora import is_adapter_layer
-from luyen.models.weights import digest_numbers
+from luyen.models.weights import digest_numbers, is_adapter_layer
 from luyen.rollout.native.kv_cache import RowCache
 from luyen.rollout.protocol import CacheStats
 
