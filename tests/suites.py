@@ -27,7 +27,6 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "studio": ("unit/web/",),
     "hostile": (
-        "fuzz/",
         "unit/sandbox/",
         "e2e/test_bad_places.py",
         "e2e/test_broken_models.py",
