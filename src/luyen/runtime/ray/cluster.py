@@ -124,16 +124,21 @@ def local_environment(folder: SessionFolder) -> dict[str, str]:
     return {**own, FOLDER: str(folder.path)}
 
 
-def meeting_place(host: str) -> str:
-    """Rendezvous address of a process group whose first rank runs on `host`.
+def meeting_place(host: str) -> tuple[str, Any]:
+    """Rendezvous address of a process group, for its first rank, which runs on `host`.
 
-    On a local cluster that is a file: torch's store would listen on all interfaces.
+    On a local cluster that is a file: torch's store would listen on all interfaces. Elsewhere it is
+    the port of the store, which torch finds in this process as long as it is kept: another process
+    could take a port that is only free.
     """
     if FOLDER in os.environ:
-        return f"file://{os.environ[FOLDER]}/ranks-{secrets.token_hex(8)}"
-    with socket.socket() as free:
-        free.bind((host, 0))
-        return f"tcp://{host}:{free.getsockname()[1]}"
+        return f"file://{os.environ[FOLDER]}/ranks-{secrets.token_hex(8)}", None
+    from torch import distributed
+
+    store: Any = vars(distributed)["TCPStore"](
+        host, 0, is_master=True, wait_for_workers=False, multi_tenant=True
+    )
+    return f"tcp://{host}:{store.port}", store
 
 
 @contextmanager

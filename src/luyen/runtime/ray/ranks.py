@@ -95,6 +95,8 @@ class RankProcess:
         self._rank = rank
         self._ranks = ranks
         self._worker: ModelWorker | None = None
+        self._store: Any = None
+        """The store of the process group, from before it is made."""
         self._is_broken = False
         """Whether a call has failed, or is running."""
         self._node = ray.get_runtime_context().get_node_id()
@@ -107,7 +109,8 @@ class RankProcess:
 
     def address(self) -> str:
         """Rendezvous address, if this is the first rank."""
-        return meeting_place(ray.util.get_node_ip_address())
+        found, self._store = meeting_place(ray.util.get_node_ip_address())
+        return found
 
     def join(self, address: str) -> CallResult:
         """Join the process group and load the models; the process id."""

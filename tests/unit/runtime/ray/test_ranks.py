@@ -127,6 +127,9 @@ def test_ranks_are_looked_after_while_others_take_what_they_have_published(
 def test_a_rank_that_is_stopped_is_lost_after_a_while(group: Callable[[], Any]):
     """Nobody hears of it: as on a node that is cut off."""
     ranks = group()
+    ranks.raise_if_lost()
+    time.sleep(1.0)
+    ranks.raise_if_lost()  # each has answered once: a first answer may take longer
     with pytest.raises(RanksLost, match=r"rank 0 gave no sign of life for \d s"):
         ranks.all(Frail.stopped, 0)
     demand_nobody(set(ranks.pids))

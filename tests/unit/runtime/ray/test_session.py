@@ -1,6 +1,7 @@
 """A cluster of our own is reached from this machine alone, and leaves nothing behind."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from luyen.base.errors import UserError
+from luyen.engine.fsdp import join_ranks, leave_ranks
 from luyen.runtime.ray import cluster
 from luyen.runtime.ray.cluster import LISTEN, SessionFolder, meeting_place, sweep
 from tests.unit.runtime.ray.test_cluster import descendants, living
@@ -147,6 +149,22 @@ def test_ranks_meet_in_a_file_on_one_machine_and_at_a_port_on_several(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.delenv(cluster.FOLDER, raising=False)
-    assert meeting_place("127.0.0.1").startswith("tcp://127.0.0.1:")
+    address, store = meeting_place("127.0.0.1")
+    assert store is not None
+    assert address == f"tcp://127.0.0.1:{store.port}"
     monkeypatch.setenv(cluster.FOLDER, "/tmp/x")
-    assert meeting_place("127.0.0.1").startswith("file:///tmp/x/ranks-")
+    address, store = meeting_place("127.0.0.1")
+    assert address.startswith("file:///tmp/x/ranks-")
+    assert store is None
+
+
+def test_no_other_process_can_take_the_port_where_ranks_meet(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(cluster.FOLDER, raising=False)
+    address, store = meeting_place("127.0.0.1")
+    assert store is not None
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", store.port))
+    try:
+        assert join_ranks(0, 1, address).size() == 1
+    finally:
+        leave_ranks()
