@@ -25,7 +25,7 @@ demo: $(DEMO) ## train the quickstart: about two minutes on a laptop
 demo-tools: $(DEMO) ## train the built-in model to call a calculator: about three minutes on a laptop
 	@$(BIN)/luyen train recipes/tool_calling.yaml trainer.experiment_name=tool-calling-$$(date +%Y%m%d-%H%M%S)
 
-check: $(STAMP) ## format, lint, types, layers and architecture tests; under a minute
+check: $(STAMP) ## format, lint, types, layers and architecture tests; a minute
 	@set -e; $(START); \
 	echo "pyright, at the same time as the rest"; \
 	$(BIN)/pyright > $(STAMP).types 2>&1 & types=$$!; \
@@ -40,10 +40,10 @@ check: $(STAMP) ## format, lint, types, layers and architecture tests; under a m
 # A worker more than cores: some tests wait most of the time. A file's tests stay together, and all
 # tests of Ray, so that what they share is made once (tests/conftest.py); in this order the longest
 # files begin early.
-test: $(STAMP) ## tests of the core, on two cores; tests/suites.py says what that is
+test: $(STAMP) ## tests of the core, as tests/suites.py says; 20 minutes on two cores
 	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --suite core; $(TOOK)
 
-test-parts: $(STAMP) ## tests of the other suites: Ray, ranks, serving, the studio, hostile input
+test-parts: $(STAMP) ## tests of the other suites: Ray, ranks, serving, the studio, hostile input; 20 minutes
 	@set -e; $(START); $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --suite parts; $(TOOK)
 
 test-all: $(STAMP) ## every test that needs no GPU, long sweeps included: hours
@@ -54,7 +54,7 @@ test-gpu: $(STAMP) ## tests of kernels and of the engine on a CUDA GPU; skipped 
 
 # Two runs go on at the same time, each with a server: a thread for each process. Output is not
 # captured: it shows the steps of the run of this process.
-test-engines: $(STAMP) $(ENGINES)/.installed ## rollout engines against the real vLLM on CPUs; half an hour, 3 GB of packages at first
+test-engines: $(STAMP) $(ENGINES)/.installed ## rollout engines against the real vLLM on CPUs; an hour, 3 GB of packages at first
 	@set -e; $(START); LUYEN_VLLM_PYTHON=$(CURDIR)/$(ENGINES)/bin/python OMP_NUM_THREADS=1 \
 	$(BIN)/pytest -rs -v -s --durations=0 tests/engines; $(TOOK)
 

@@ -237,7 +237,7 @@ def _between(
 def _kv_budget(
     config: RunConfig, where: Placement, generation: dict[str, int], capacity: int
 ) -> int:
-    """Bytes that the KV cache may take beside the weights that generate and all else there."""
+    """Bytes that the KV cache may take, next to the weights that generate and all else there."""
     sources = ("server", "replica", "weights")
     weights = next((generation[name] for name in sources if name in generation), 0)
     share = _generation_share(config, where) * capacity - weights

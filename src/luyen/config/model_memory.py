@@ -263,7 +263,7 @@ def static_memory(
 
 
 def _computed_with(config: RunConfig, shape: ModelShape, where: Placement, width: int) -> int:
-    """Bytes of the weights that Megatron's passes read beside the masters.
+    """Bytes of the weights that Megatron's passes read, in addition to the masters.
 
     Each rank has its part of every layer of every model; what learns has fp32 gradients too.
     """

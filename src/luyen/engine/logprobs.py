@@ -94,7 +94,7 @@ def count_experts(policy: Policy, shard: BatchShard, *, device: torch.device) ->
     batch = shard.to(device).batch
     counts: list[Tensor] = []
     for indices in shard.passes:
-        # A dummy pass is one for the collectives of the others, and counts for nothing.
+        # A dummy pass takes part in the collectives of other ranks, and counts for nothing.
         part = batch.take(indices) if indices else dummy_batch(device)
         routing = RoutingLog()
         policy(part.tokens, part.lengths, part.layout.mask, routing=routing)

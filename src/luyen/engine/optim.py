@@ -121,7 +121,7 @@ class ComputeWeights(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Make the weights anew from the parameters, which have changed."""
+        """Compute the weights again from the parameters, which have changed."""
         ...
 
 

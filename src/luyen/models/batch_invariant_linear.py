@@ -207,7 +207,7 @@ def _forward(self: nn.Linear, x: Tensor) -> Tensor:
 
 
 def batch_invariant_single_rows(model: nn.Module) -> None:
-    """Make every plain linear layer steady, in place, where this processor needs it.
+    """Make every plain linear layer batch-invariant, in place, where this processor needs it.
 
     Only plain layers are seen, the base and the adapter of a LoRA layer among them; experts that
     multiply by themselves are not. Two libraries would sum differently, so one is shut.

@@ -103,7 +103,7 @@ def _is_known(module: nn.Module) -> bool:
     return kind.__name__ in _BLOCKS and kind.__module__.startswith("transformers.")
 
 
-def steady_experts(model: nn.Module) -> None:
+def batch_invariant_experts(model: nn.Module) -> None:
     """Give each routed layer a fixed order on a CPU and let it write a call's log, in place."""
     numbers = {block: number for number, block in enumerate(routed_layers(model))}
     for layer in list(model.modules()):

@@ -33,7 +33,7 @@ class OneDnnLinears:
     """The linear layers of a model with packed weights, inside `in_use` and nowhere else.
 
     Before each use, the place and the version of every weight are compared, and a copy of another
-    weight is made anew. A write through `.data` increases no version: call `drop` before weights
+    weight is packed again. A write through `.data` increases no version: call `drop` before weights
     may be written so. The engine does whenever nothing is left to generate.
     """
 

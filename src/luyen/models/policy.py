@@ -14,7 +14,7 @@ from luyen.base.errors import UserError
 from luyen.models.attention import AttentionContext, use_our_attention
 from luyen.models.batch_invariant import batch_invariant_modules, gather_rows
 from luyen.models.batch_invariant_linear import batch_invariant_single_rows, choose_products
-from luyen.models.experts import ROUTING, RoutingLog, routed_layers, steady_experts
+from luyen.models.experts import ROUTING, RoutingLog, batch_invariant_experts, routed_layers
 from luyen.models.fused.patch import FusedReport, fuse_layers
 from luyen.models.head import Head, TokenScores, likeliest_targets, score
 from luyen.models.hf_loading import no_warnings
@@ -43,7 +43,7 @@ def prepare_layers(model: PreTrainedModel, device: torch.device) -> FusedReport 
     """Give a model our attention and, on this kind of device, layers that are exact or fused."""
     with no_warnings():
         use_our_attention(model)
-    steady_experts(model)
+    batch_invariant_experts(model)
     if device.type == "cuda":
         return fuse_layers(model)
     batch_invariant_modules(model)

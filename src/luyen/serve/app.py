@@ -83,7 +83,7 @@ async def read_body(request: Request, limits: ServeLimits) -> Body:
         raise ApiFailure(408, message, param="body", code="slow_body") from None
     if len(raw) <= _QUICK_BYTES:
         return parse_body(bytes(raw))
-    return await asyncio.to_thread(parse_body, bytes(raw))  # other callers are answered meanwhile
+    return await asyncio.to_thread(parse_body, bytes(raw))  # the event loop answers other callers
 
 
 def _too_large(most: int) -> ApiFailure:

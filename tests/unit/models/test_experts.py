@@ -92,13 +92,13 @@ def test_equally_likely_experts_are_taken_in_their_order():
     assert log.counts().tolist() == [[5, 5, 0, 0]]
 
 
-def test_single_rows_take_the_product_that_is_steady_without_mkl(monkeypatch: pytest.MonkeyPatch):
+def test_single_rows_take_the_batch_invariant_product_without_mkl(monkeypatch: pytest.MonkeyPatch):
     sizes: list[int] = []
-    steady = experts.twice_if_single
+    product = experts.twice_if_single
 
     def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         sizes.append(len(x))
-        return steady(x, weight, bias)
+        return product(x, weight, bias)
 
     layer: Any = routed_layers(tiny_policy("mixtral").model)[0]
     x = torch.randn(1, 1, 64)

@@ -65,7 +65,7 @@ def constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def _once(tree: ast.Module, before: Mapping[str, Any], options: Fields) -> dict[str, Any]:
-    """Names that are assigned one value, with what was known of the others before."""
+    """Names that are assigned one value, added to what was known of names before."""
     known: dict[str, Any] = {}
     twice: set[str] = set()
     for name, value in _assigned(tree, before, options):

@@ -51,7 +51,7 @@ _ADAPTER = {
     "bias": "lora_bias",
 }
 _CHANGES = ("map", "filter", "select", "take", "skip", "rename_column", "rename_columns")
-"""Methods of a dataset after which its rows are others than those of the file."""
+"""Methods of a dataset that change its rows, which are then not those of the file."""
 _DATASETS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator")
 _TRAINER_OBJECTS = (
     *("tools", "rollout_func", "environment_factory", "callbacks", "optimizers", "eval_dataset"),

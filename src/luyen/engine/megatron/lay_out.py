@@ -3,7 +3,7 @@
 The parameters of the model stay under their Hugging Face names: fp32 masters, divided over the
 ranks that divide layers, and sharded over the ranks that compute different sequences, as their
 moments are (Megatron's distributed optimizer). Checkpoints, digests and publication see nothing
-else. Passes compute with Megatron's own weights, which a step makes anew from the masters.
+else. Passes compute with Megatron's own weights, which a step computes from the masters.
 """
 
 from collections.abc import Sequence

@@ -137,7 +137,7 @@ def without_thinking(reply: str, answer: str = "") -> str:
     """
     size = len(_END_OF_THINKING)
     ends = [match.start() for match in re.finditer(_END_OF_THINKING, reply)]
-    last = (_own_ends(reply, answer) or ends or [-size])[-1]
+    last = (_own_ends(reply, ends, answer) or ends or [-size])[-1]
     said = reply[last + size :].strip()
     if _STILL_THINKING.search(said):
         raise JudgeFault(CUT_OFF, f"the reply ends in its thoughts: {quoted_end(said)}")
@@ -147,19 +147,18 @@ def without_thinking(reply: str, answer: str = "") -> str:
 # What a judge repeats of the answer, by which the answer would score itself.
 
 _NEAR = 12
-"""Characters beside the end of thoughts that tell a repeated one from the judge's own."""
+"""Characters on each side of an end of thoughts by which a quoted one is recognised."""
 
 
-def _own_ends(reply: str, answer: str) -> list[int]:
-    """Ends of thoughts beside which does not stand what stands beside one in the answer."""
-    size, there = len(_END_OF_THINKING), list(re.finditer(_END_OF_THINKING, answer))
-    before = {answer[max(match.start() - _NEAR, 0) : match.start()] for match in there} - {""}
-    behind = {answer[match.end() : match.end() + _NEAR] for match in there} - {""}
+def _own_ends(reply: str, ends: Sequence[int], answer: str) -> list[int]:
+    """Those ends of thoughts that the judge wrote: a quoted one has the answer's text around it."""
+    size, quoted = len(_END_OF_THINKING), list(re.finditer(_END_OF_THINKING, answer))
+    before = {answer[max(match.start() - _NEAR, 0) : match.start()] for match in quoted} - {""}
+    behind = {answer[match.end() : match.end() + _NEAR] for match in quoted} - {""}
     lengths = range(1, _NEAR + 1)
     return [
         at
-        for match in re.finditer(_END_OF_THINKING, reply)
-        for at in [match.start()]
+        for at in ends
         if not any(reply[max(at - n, 0) : at] in before for n in lengths)
         and not any(reply[at + size : at + size + n] in behind for n in lengths)
     ]

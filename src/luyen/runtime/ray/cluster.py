@@ -133,11 +133,9 @@ def meeting_place(host: str) -> tuple[str, Any]:
     """
     if FOLDER in os.environ:
         return f"file://{os.environ[FOLDER]}/ranks-{secrets.token_hex(8)}", None
-    from torch import distributed
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-    store: Any = vars(distributed)["TCPStore"](
-        host, 0, is_master=True, wait_for_workers=False, multi_tenant=True
-    )
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
     return f"tcp://{host}:{store.port}", store
 
 
