@@ -30,8 +30,10 @@ pytestmark = [
 SUITES_ON_GPU = ("quick", "losses", "sequences")
 CASES = {(suite, name): case for suite in SUITES_ON_GPU for name, case in SUITES[suite].items()}
 
-# Scores are compared after updates too; values of 4.4 were 2.6e-4 apart after the second.
-FP32 = Tolerance(loss=1e-5, norm=1e-4, metric=1e-4, score=5e-4, weight=1e-4)
+# Scores are compared after updates too; values of 4.4 were 2.6e-4 apart after the second. AdamW
+# moves a weight by up to 1e-3 a step, whatever the size of its gradient: of all weights one was
+# 1.4e-4 apart (4 ranks, PPO with adapters).
+FP32 = Tolerance(loss=1e-5, norm=1e-4, metric=1e-4, score=5e-4, weight=2e-4)
 
 
 def tolerance(suite: str, case: str) -> Tolerance:

@@ -12,8 +12,10 @@ import torch
 from tests.tiny_models import DEVICE
 from tests.unit.engine.test_training_engines import (
     FORMS,
+    MEGATRON,
     MORE_FORMS,
     demand_conformance,
+    megatron_is_there,
     run_forms,
 )
 
@@ -36,3 +38,11 @@ def test_an_engine_on_nccl_learns_what_single_learns(tmp_path: Path, name: str):
 def test_two_ranks_on_nccl_learn_what_single_learns(tmp_path: Path, name: str):
     run_forms(tmp_path, {name: FORMS[name]}, (2,))
     demand_conformance(tmp_path, name, 2)
+
+
+@megatron_is_there
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", MEGATRON)
+def test_megatron_on_nccl_learns_what_single_learns(tmp_path: Path, name: str, world: int):
+    run_forms(tmp_path, {name: MEGATRON[name]}, (world,))
+    demand_conformance(tmp_path, name, world)
