@@ -19,6 +19,7 @@ from luyen.base.rundir import RunDirectory
 from luyen.config.check import Report
 from luyen.config.check import check as check_files
 from luyen.config.loader.load import load
+from luyen.config.loader.one_reading import one_reading
 from luyen.config.loader.parse import parse
 from luyen.config.machine import this_machine
 from luyen.config.resume import default_run_name, resume_arguments
@@ -64,6 +65,7 @@ def check(
         return check_files(files, overrides, machine=this_machine())
 
 
+@one_reading()
 def train(
     *sources: Source,
     reward: Any = None,
@@ -173,6 +175,7 @@ def _objects(
     return found, given
 
 
+@one_reading()
 def evaluate(
     model: str | Path | Run, *sources: Source, trust: bool = False, **blocks: Any
 ) -> dict[str, float]:

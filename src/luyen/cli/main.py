@@ -19,6 +19,7 @@ from luyen.base.errors import UserError
 from luyen.base.secrets import mask_tracebacks
 from luyen.base.system import address_limit, reset_signals
 from luyen.cli.common import Trust
+from luyen.config.loader.one_reading import one_reading
 from luyen.telemetry.output import OUTPUT, ensure_streams, flushed, say
 
 
@@ -54,7 +55,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a UserError where code inside it tried to end the process."""
         try:
-            return super().invoke(ctx)
+            with one_reading():
+                return super().invoke(ctx)
         except (SystemExit, GeneratorExit, asyncio.CancelledError) as fault:
             why = f"code inside the command ended it: {last_line(fault)}"
             fix = "fix the code that does so: a reward, a plugin, a tool, an environment"

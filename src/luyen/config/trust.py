@@ -7,6 +7,7 @@ needs no trust, and neither does a command that only reads files.
 """
 
 import hashlib
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from luyen.base.input_files import read_bytes
 from luyen.base.rundir import RunDirectory
 from luyen.base.secrets import masked
 from luyen.config.loader.load import load
+from luyen.config.loader.one_reading import keep_text
 from luyen.config.loader.parse import parse
 from luyen.config.named_files import code_files
 from luyen.config.schema.run import RunConfig
@@ -72,9 +74,12 @@ def require_trust(
     its folder and its environment too. Nothing that the run names is read or imported before its
     signature fits.
     """
+    keep_text(directory.config, None)
     if is_trusted:
         return
-    directory.read_config()  # a UserError where it is not as it was written
+    # A UserError where it is not as it was written. Its owner could replace it from here on.
+    text = directory.read_config()
+    keep_text(directory.config, f"\n{text}")  # the first line was its seal
     tree = load([directory.config], [], reads_environment=False)
     named = acts_in(parse(tree).config)
     if is_run_again:
@@ -107,6 +112,8 @@ def _distrust(directory: RunDirectory, folder: Path) -> str | None:
     place = directory.root / NAME
     if not place.is_file() or not directory.exists:
         return "it has no signature"
+    if os.name == "posix" and directory.root.stat().st_uid != os.geteuid():
+        return "its folder belongs to another user, who can change it after it was looked at"
     try:
         page = unsigned(read_json(place))
     except NoKey as error:

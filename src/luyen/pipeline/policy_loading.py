@@ -16,6 +16,7 @@ from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.store import Checkpoint, CheckpointStore, verify
 from luyen.checkpoint.tensors import load_state
 from luyen.config.loader.load import load
+from luyen.config.loader.one_reading import one_reading
 from luyen.config.loader.parse import parse, remember_secrets
 from luyen.config.machine import this_machine
 from luyen.config.model_folder.check import demand_adapter_config, sound, trained_settings
@@ -156,6 +157,7 @@ def open_checkpoint(
     return _load(config, str(found.path), found.step, weights, keep_dtype=keep_dtype)
 
 
+@one_reading()
 def checkpoint_config(
     path: str,
     overrides: Sequence[str] = (),

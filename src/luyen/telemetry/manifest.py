@@ -154,22 +154,46 @@ def settings_of(environment: Mapping[str, str]) -> dict[str, str]:
     return masked_tree(found)
 
 
+_NO_PROGRAMS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "status.submoduleSummary=false")
+_NO_FETCHES = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+_FILTERS = r"^filter\..*\.(clean|process)$"
+
+
 def git_revision(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether files differ from it; None outside a repository or without git."""
+    """Commit and whether files differ from it; None outside a repository or without git.
+
+    A repository may have come with a folder of somebody else, so that nothing that it names is
+    started: whether files differ stays None where it has filters, without which git cannot say.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "modified": bool(_git(folder, "status", "--porcelain", "-uno"))}
+    if _has_filters(folder):
+        return {"commit": commit, "modified": None}
+    words = ("status", "--porcelain", "-uno", "--ignore-submodules=dirty")
+    return {"commit": commit, "modified": bool(_git(folder, *words))}
+
+
+def _has_filters(folder: Path) -> bool:
+    """Whether the repository itself, not its user, names programs that files go through."""
+    # Without a match git exits with 1, as it does where it cannot tell the scope; the second
+    # question tells the two apart.
+    listed = _git(folder, "config", "--show-scope", "--name-only", "--get-regexp", _FILTERS)
+    if listed is None:
+        return _git(folder, "config", "--show-scope", "--list", "--name-only") is None
+    return any(line.split()[0] in ("local", "worktree") for line in listed.splitlines())
 
 
 def _git(folder: Path, *words: str) -> str | None:
+    settings = [word for setting in _NO_PROGRAMS for word in ("-c", setting)]
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],
+            ["git", *settings, "-C", str(folder), *words],
             capture_output=True,
             text=True,
             timeout=10,
             check=True,
+            env={**os.environ, **_NO_FETCHES},
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,5 +1,6 @@
 """Which keys of another user's run act: they start code or lead to a server."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from pydantic import BaseModel
 from luyen.base.digests import VARIABLE, signed
 from luyen.base.errors import UserError
 from luyen.base.rundir import RunDirectory
+from luyen.config.loader.load import load
+from luyen.config.loader.one_reading import known_text, one_reading
+from luyen.config.loader.parse import parse
 from luyen.config.schema.run import RunConfig
-from luyen.config.trust import acts_in, require_trust
+from luyen.config.trust import acts_in, require_trust, sign_run
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 ACTING: dict[str, Any] = {
@@ -93,3 +97,42 @@ def test_a_run_of_another_user_that_acts_is_refused(
     with pytest.raises(UserError, match="not known to be yours"):
         require_trust(run, is_trusted=False)
     require_trust(run, is_trusted=True)
+
+
+def run_of(text: str, place: Path) -> RunDirectory:
+    return RunDirectory.create(place, config=text, provenance={}, manifest={})
+
+
+def test_what_was_looked_at_is_what_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "key"))
+    harmless = run_of("trainer: {seed: 1}", tmp_path / "run")
+    acting = run_of("trainer: {seed: 2, plugins: [mine.py]}", tmp_path / "other")
+    with one_reading():
+        require_trust(harmless, is_trusted=False)
+        harmless.config.write_bytes(acting.config.read_bytes())  # as its owner could at any moment
+        assert parse(load([harmless.config], [])).config.trainer.seed == 1
+        with pytest.raises(UserError, match="not known to be yours"):
+            require_trust(harmless, is_trusted=False)
+        require_trust(harmless, is_trusted=True)
+        assert parse(load([harmless.config], [])).config.trainer.seed == 2
+    assert known_text(harmless.config) is None
+
+
+def test_a_signed_run_in_the_folder_of_another_user_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "key"))
+    run = run_of("trainer: {plugins: [mine.py]}", tmp_path / "run")
+    sign_run(run, RunConfig.model_validate({"trainer": {"plugins": ["mine.py"]}}))
+    require_trust(run, is_trusted=False)
+    own = os.geteuid()
+    monkeypatch.setattr("luyen.config.trust.os.geteuid", lambda: own + 1)
+    with pytest.raises(UserError, match="another user"):
+        require_trust(run, is_trusted=False)
+
+
+def test_a_group_is_never_taken_from_the_folder_of_a_run(tmp_path: Path):
+    run = run_of("trainer: {seed: 1}", tmp_path / "run")
+    (run.root / "learning_rate").mkdir()
+    (run.root / "learning_rate" / "high.yaml").write_text("# @package _global_\ntrainer: {seed: 7}")
+    assert parse(load([run.config], ["learning_rate=high"])).config.trainer.seed != 7

@@ -66,3 +66,37 @@ def test_the_revision_says_whether_files_differ_from_it(tmp_path: Path):
 def test_without_git_there_is_no_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_revision(tmp_path) is None
+
+
+def test_a_repository_that_came_with_a_folder_starts_no_program(tmp_path: Path):
+    started = tmp_path / "started"
+    place = tmp_path / "theirs"
+    place.mkdir()
+    git(place, "init", "-q")
+    (place / "a.txt").write_text("one")
+    git(place, "add", "a.txt")
+    git(place, "commit", "-q", "-m", "first")
+    program = tmp_path / "program.sh"
+    program.write_text(f'#!/bin/sh\necho "$0" >> {started}\ncat\n')
+    program.chmod(0o755)
+    (place / ".git" / "hooks" / "post-index-change").write_text(program.read_text())
+    (place / ".git" / "hooks" / "post-index-change").chmod(0o755)
+    git(place, "config", "core.fsmonitor", str(program))
+    git(place, "config", "filter.theirs.clean", str(program))
+    git(place, "config", "filter.other.process", str(program))
+    (place / ".git" / "info" / "attributes").write_text("*.txt filter=theirs\n*.md filter=other\n")
+    (place / "a.txt").write_text("two")
+    found = git_revision(place)
+    assert found is not None
+    assert not started.exists()
+
+
+def test_a_filter_of_the_repository_leaves_open_whether_files_differ(tmp_path: Path):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.txt").write_text("one")
+    git(tmp_path, "add", "a.txt")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    git(tmp_path, "config", "filter.theirs.clean", "cat")
+    found = git_revision(tmp_path)
+    assert found is not None
+    assert found["modified"] is None

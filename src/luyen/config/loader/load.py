@@ -12,6 +12,7 @@ from luyen.base.rundir import RunDirectory
 from luyen.config.fields import all_blocks, all_fields
 from luyen.config.loader.aliases import with_our_names
 from luyen.config.loader.deprecated import with_new_names
+from luyen.config.loader.one_reading import known_text
 from luyen.config.loader.paths import as_started, resolve_relative_paths, with_file_entries
 from luyen.config.loader.tree import ConfigTree, NestedDict, leaves, merge, nested, removed
 from luyen.config.loader.yaml_tree import read_tree
@@ -101,7 +102,7 @@ def load(
     `below` gives values for keys that are not written. A caller that only shows a configuration
     leaves the environment unread: references stay.
     """
-    folders = [path.parent for path in files]
+    folders = [path.parent for path in files if not _is_of_run(path)]  # whose run it may be
     chosen = chosen_groups(list(overrides), folders)
     reading = _Reading(chosen)
     given = [] if below is None else [below]
@@ -120,8 +121,12 @@ def read_file(path: Path) -> ConfigTree:
 
 
 def _started(path: Path, tree: ConfigTree) -> ConfigTree:
+    return as_started(tree, RunDirectory(path.parent)) if _is_of_run(path) else tree
+
+
+def _is_of_run(path: Path) -> bool:
     run = RunDirectory(path.parent)
-    return as_started(tree, run) if path.name == run.config.name else tree
+    return path.name == run.config.name and run.exists
 
 
 def without(tree: ConfigTree, words: Sequence[str]) -> ConfigTree:
@@ -181,7 +186,7 @@ class _Reading:
         try:
             place = path.resolve()
             wrong = self._too_many(path, place, parents)
-            text = "" if wrong else read_text(path)
+            text = "" if wrong else known_text(path) or read_text(path)
         except (OSError, ValueError, RuntimeError) as error:  # also a NUL, a circle of links
             prefix = f"{path} " if parents else ""
             wrong = f"{prefix}cannot be read: {error}", "give a readable YAML file"

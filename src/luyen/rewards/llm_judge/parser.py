@@ -7,7 +7,7 @@ the judge's own, unless the reply ends with it.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -19,6 +19,7 @@ from luyen.rewards.llm_judge.faults import (
     JudgeFault,
     quoted_end,
 )
+from luyen.rewards.llm_judge.quotations import JudgeReply, own_ends, plain
 from luyen.rewards.rules.rule import Unscorable
 
 # Finds the score in a judge's reply. Two different scores, or a range, count as none.
@@ -42,6 +43,11 @@ _OWN_LINE = re.compile(
 _STATED = re.compile(rf"{_LABEL}{_BETWEEN}(?:[:=>]|\bis\b){_BETWEEN}{_WORTH}", re.IGNORECASE)
 _MENTIONED = re.compile(rf"{_LABEL}{_BETWEEN}(?:\bof\b)?{_BETWEEN}{_WORTH}", re.IGNORECASE)
 _ANY = re.compile(_WORTH, re.IGNORECASE)
+_OF_A_PART = re.compile(r"(?!(?:the|my|final|overall|total|so|a)\s)\b[^\W\d_]+\s+\Z", re.IGNORECASE)
+"""Before a stated score: a word that says what it is the score of, as in `accuracy score`."""
+_WORD = 40
+_PLACES = (_BRACKETS, _OWN_LINE, _STATED)
+"""Where a score may stand, the first that holds one deciding."""
 
 _GOES_ON = re.compile(r"\s*(?:[-\u2013\u2014~±]|\bto\b|\bor\b)\s*\.?\d|,\d", re.IGNORECASE)
 """Behind a number: a range, an alternative, or a comma that could be a point."""
@@ -124,6 +130,7 @@ _STILL_THINKING = re.compile(r"^[ \t]{0,20}<think>", re.MULTILINE)
 _VERDICT = (
     r"(?:verdict|answer|choice|judge?ment|grade|rating|score)[*_]*(?:\s+is|\s*[:=])[\s*_\"'(\[]*"
 )
+_LAST_LINES = 20
 _STARTS = 200
 """How many braces of a reply are tried as the beginning of JSON."""
 
@@ -137,57 +144,11 @@ def without_thinking(reply: str, answer: str = "") -> str:
     """
     size = len(_END_OF_THINKING)
     ends = [match.start() for match in re.finditer(_END_OF_THINKING, reply)]
-    last = (_own_ends(reply, ends, answer) or ends or [-size])[-1]
+    last = (own_ends(reply, ends, _END_OF_THINKING, answer) or [-size])[-1]
     said = reply[last + size :].strip()
     if _STILL_THINKING.search(said):
         raise JudgeFault(CUT_OFF, f"the reply ends in its thoughts: {quoted_end(said)}")
     return said
-
-
-# What a judge repeats of the answer, by which the answer would score itself.
-
-_NEAR = 12
-"""Characters on each side of an end of thoughts by which a quoted one is recognised."""
-
-
-def _own_ends(reply: str, ends: Sequence[int], answer: str) -> list[int]:
-    """Those ends of thoughts that the judge wrote: a quoted one has the answer's text around it."""
-    size, quoted = len(_END_OF_THINKING), list(re.finditer(_END_OF_THINKING, answer))
-    before = {answer[max(match.start() - _NEAR, 0) : match.start()] for match in quoted} - {""}
-    behind = {answer[match.end() : match.end() + _NEAR] for match in quoted} - {""}
-    lengths = range(1, _NEAR + 1)
-    return [
-        at
-        for at in ends
-        if not any(reply[max(at - n, 0) : at] in before for n in lengths)
-        and not any(reply[at + size : at + size + n] in behind for n in lengths)
-    ]
-
-
-_DECORATION = re.compile(r"[\s*_#>`\"'().!-]+")
-_HOLDS = "\u2026"
-_CLOSING = " \t\r\n*_.!\"')`"
-
-
-def _plain(text: str) -> str:
-    """Text without blanks and marks, which a quotation changes."""
-    return _DECORATION.sub("", text).casefold()
-
-
-def _repeated(found: Sequence[re.Match[str]], text: str, answer: str) -> list[re.Match[str]]:
-    """Those verdicts of a reply that stand in the answer too, and do not end the reply."""
-    said, end = _plain(answer), len(text.rstrip(_CLOSING))
-    return [match for match in found if match.end() < end and _plain(match[0]) in said]
-
-
-def _own_words(text: str, patterns: Sequence[re.Pattern[str]], answer: str) -> str:
-    """A reply with dots in the place of verdicts that it repeats."""
-    if not answer:
-        return text
-    letters = list(text)
-    for match in _repeated([m for one in patterns for m in one.finditer(text)], text, answer):
-        letters[match.start() : match.end()] = _HOLDS * (match.end() - match.start())
-    return "".join(letters)
 
 
 def number_in(reply: str, *, best: float | None = None, answer: str = "") -> float:
@@ -203,16 +164,37 @@ def number_in(reply: str, *, best: float | None = None, answer: str = "") -> flo
         2.0
     """
     text = without_thinking(reply, answer)
-    places = (_BRACKETS, _OWN_LINE, _STATED)
-    own = _own_words(text, places, answer)
-    if own != text and not _ANY.search(own):
-        found = _only([match for place in places for match in place.finditer(text)], text)
-    else:
-        found = score_in(own)
+    found = _own_score(JudgeReply(text, answer=answer)) if answer else score_in(text)
     if found.total is not None and finite(found.total) != best:
         why = f"a part of {found.total} in {quoted_end(text)}, where scale does not end"
         raise JudgeFault(UNPARSABLE, why)
     return finite(found.number)
+
+
+def _own_score(reply: JudgeReply) -> ScoreMention:
+    """The score of a reply, where what the answer holds too counts only if nothing contradicts it.
+
+    An answer may hold a good verdict, for the judge to repeat, or bad ones, so that the judge's
+    own seems repeated. Where the two cannot be told apart there is no score.
+    """
+    text = reply.text
+    held = {place: reply.repeated(place.finditer(text)) for place in _PLACES}
+    every = [match for matches in held.values() for match in matches]
+    own = reply.without(every)
+    loose = [match for match in every if not reply.is_quoted(match.start())]
+    outer = [match for match in loose if reply.stands_out(match)]
+    if not _ANY.search(own):
+        found = _only(loose, text)
+        if not outer:
+            raise reply.contested()
+        return found
+    found = score_in(own)
+    starts = [match.start() for match in _STATED.finditer(own)]
+    is_partial = any(_OF_A_PART.search(own[max(at - _WORD, 0) : at]) for at in starts)
+    contenders = loose if is_partial else outer
+    if any(float(match["number"]) != float(found.number) for match in contenders):
+        raise reply.contested()
+    return found
 
 
 def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> float:
@@ -240,20 +222,34 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
         re.compile(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))"),
     )
 
+    said = JudgeReply(text, answer=answer)
+    places = (brackets, line, stated)
+    held = said.repeated(match for place in places for match in place.finditer(text))
+    own, last = said.without(held), text.rpartition("\n")[2]
+
     def settled(text: str) -> set[float]:
-        last = text.rpartition("\n")[2].strip(" \t*_.\"'()[]`")
-        alone = re.findall(rf"\A{one}\Z", last)
+        alone = re.findall(rf"\A{one}\Z", last.strip(" \t*_.\"'()[]`"))
         rest = (place.findall(text) for place in (line, stated, opening))
         found = next((some for some in (brackets.findall(text), alone, *rest) if some), [])
+        if alone and _is_line_of(last, answer):  # perhaps the last words of a quotation
+            found = [*found, *line.findall(text), *opening.findall(text)]
         return {_score_of(name, choices) for name in found}
 
-    scores = settled(_own_words(text, (brackets, line, stated), answer)) or settled(text)
+    outer = {_score_of(match[1], choices) for match in held if said.stands_out(match)}
+    scores = settled(own) if answer else settled(text)
+    if outer and scores and outer != scores:
+        raise said.contested()
+    scores = scores or outer
     if len(scores) != 1:
         how = "several" if scores else "none"
         raise JudgeFault(
             UNPARSABLE, f"{how} of {', '.join(choices)} settled on in {quoted_end(text)}"
         )
     return scores.pop()
+
+
+def _is_line_of(line: str, answer: str) -> bool:
+    return any(plain(line) == plain(one) for one in answer.splitlines()[-_LAST_LINES:])
 
 
 def _score_of(found: str, choices: Mapping[str, float]) -> float:
@@ -271,30 +267,79 @@ def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
         >>> json_number_in('Here: {"score": {"style": 0.5}}', "score.style")
         0.5
     """
-    text = without_thinking(reply, answer)
-    repeated = set(map(repr, _objects(answer)))
-    for tree in sorted(_objects(text), key=lambda tree: repr(tree) in repeated):
-        found: Any = tree
-        for name in json_key.split("."):
-            found = cast(Any, found).get(name) if isinstance(found, Mapping) else None
-        if isinstance(found, str | int | float):
-            return finite(found)
-    raise JudgeFault(
-        UNPARSABLE, f"no JSON object with a number under {json_key} in {quoted_end(text)}"
+    said = JudgeReply(without_thinking(reply, answer), answer=answer)
+    claimed = [_at(tree, json_key) for tree, _ in _objects(answer)]
+    own: list[Any] = []
+    theirs: list[tuple[Any, bool]] = []
+    for tree, place in _objects(said.text):
+        found = _at(tree, json_key)
+        if found is not None and (found in claimed or said.holds(said.text[place])):
+            theirs.append((found, _is_alone(said.text, place, json_key)))
+        elif found is not None:
+            own.append(found)
+    outer = [found for found, is_alone in theirs[:1] if is_alone]
+    if (outer and own and outer != own[:1]) or (theirs and not own and not outer):
+        raise said.contested()
+    if not own + outer:
+        why = f"no JSON object with a number under {json_key} in {quoted_end(said.text)}"
+        raise JudgeFault(UNPARSABLE, why)
+    value = (own or outer)[0]
+    if isinstance(value, _Twice):
+        why = f"{json_key} is given twice, as {value.first} and {value.then}"
+        raise JudgeFault(UNPARSABLE, why)
+    return finite(value)
+
+
+def _is_alone(text: str, place: slice, json_key: str) -> bool:
+    """Whether an object ends a reply, or begins one that speaks of the key nowhere else.
+
+    Inside of an object that is no JSON, for its quotation is not escaped, it is neither.
+    """
+    outside = text[: place.start] + text[place.stop :]
+    is_last = not text[place.stop :].strip(_AFTER_JSON)
+    return is_last or (
+        json_key.rpartition(".")[2] not in outside and not text[: place.start].strip()
     )
 
 
-def _objects(text: str) -> list[Any]:
+_AFTER_JSON = " \t\r\n`*_."
+
+
+def _at(tree: Any, json_key: str) -> "str | int | float | _Twice | None":
+    """What stands under a key, if it can be a number."""
+    for name in json_key.split("."):
+        tree = cast(Any, tree).get(name) if isinstance(tree, Mapping) else None
+    return tree if isinstance(tree, str | int | float | _Twice) else None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Twice:
+    """Two values of one key of an object: what an unescaped quotation of the answer can make."""
+
+    first: Any
+    then: Any
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        is_other = name in found and found[name] != value
+        found[name] = _Twice(found[name], value) if is_other else value
+    return found
+
+
+def _objects(text: str) -> list[tuple[Any, slice]]:
     """Every JSON object that a text holds and that lies in no other, the last one first."""
-    decoder = json.JSONDecoder()
-    found: list[Any] = []
+    decoder = json.JSONDecoder(object_pairs_hook=_without_twins)
+    found: list[tuple[Any, slice]] = []
     start = text.find("{")
     for _ in range(_STARTS):
         if start < 0:
             break
         try:
             tree, end = decoder.raw_decode(text, start)
-            found.append(tree)
+            found.append((tree, slice(start, end)))
         except (ValueError, RecursionError):
             end = start + 1
         start = text.find("{", end)
@@ -306,9 +351,16 @@ def pattern_number_in(text: str, pattern: str, answer: str = "") -> float:
 
     It runs isolated, since patterns can hang.
     """
+    said = JudgeReply(text, answer=answer)
     found = list(re.finditer(pattern, text))
-    repeated = _repeated(found, text, answer)
-    found = [match for match in found if match not in repeated] or found
+    held = said.repeated(found)
+    outer = [match for match in held if said.stands_out(match)]
+    theirs = set(map(id, held))
+    own = [match for match in found if id(match) not in theirs]
+    numbers = {match.group(1) for match in [*own[-1:], *outer]}
+    if len(numbers) > 1 or (held and not own and not outer):
+        raise Unscorable("no match that is clearly the judge's: the answer holds it too")
+    found = own or outer
     if not found or found[-1].group(1) is None:
         raise Unscorable("no match")
     return float(found[-1].group(1))
