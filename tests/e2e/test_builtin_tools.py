@@ -11,7 +11,7 @@ from luyen.train.start import run_training
 from tests.e2e.recipes import RECIPES
 from tests.e2e.test_builtin_model import HERE, PARITY
 from tests.e2e.tiny import luyen
-from tests.runs import ROLLOUT, train
+from tests.runs import ACTOR, ROLLOUT, train
 
 SHIPPED = Path(__file__).parents[2] / "src/luyen/builtin/tools"
 TURNS = f"{ROLLOUT}.multi_turn"
@@ -67,6 +67,7 @@ def test_a_recipe_goes_from_guessing_to_calling(name: str, least: float, tmp_pat
 
 
 def test_without_the_tool_there_is_nothing_to_learn_from(tmp_path: Path):
-    words = ("trainer.logger=jsonl", f"{TURNS}.tool_config_path=null")
+    few = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8", "trainer.test_freq=-1")
+    words = (*few, "trainer.logger=jsonl", f"{TURNS}.tool_config_path=null")
     with pytest.raises(UserError, match="got the same reward"):
         train(tmp_path, *words, files=[RECIPES["tool_calling"]])

@@ -89,7 +89,7 @@ def _regenerated_lines(found: "RegeneratedRollout") -> Iterator[str]:
         same = sum(token.is_equal for token in found.tokens)
         yield f"First difference: token {place.position} (branch {place.branch}, turn {place.turn})"
         yield f"  recorded  {_sampled_line(place.recorded)}"
-        yield f"  again     {_sampled_line(place.drawn)}"
+        yield f"  again     {_sampled_line(place.regenerated)}"
         yield f"{same} of {len(found.tokens)} tokens came again with the same log-probability."
     yield from _notes(found.notes)
 

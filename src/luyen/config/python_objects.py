@@ -64,8 +64,8 @@ def write_objects(
     """
     absent = None
     try:
-        others = {name: one for name, one in live.items() if members.get(name) is not one}
-        text = module_text(members, live=others, taken=_names_of(end) - {*members}) + end
+        rest = {name: one for name, one in live.items() if members.get(name) is not one}
+        text = module_text(members, live=rest, taken=_names_of(end) - {*members}) + end
         _refuse_secret(text)
         for one in members.values():  # which may say more to its readers
             _refuse_secret(source_of(one) or "")
@@ -127,7 +127,7 @@ def _signature(name: str, function: Callable[..., Any]) -> str:
     return f"def {name}({', '.join([*plain, *star, *keyword, *more])}): ..."
 
 
-def is_held(path: str) -> bool:
+def is_loaded(path: str) -> bool:
     """Whether this process has the objects of a file, or has imported it."""
     return loaded_module(expanded(path)) is not None
 

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata, resources
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, final
 
+from luyen.base.process_setup import installed_version
 from luyen.base.secrets import is_secret_name, masked_tree, masked_words
 from luyen.base.system import memory_bytes
 from luyen.telemetry.fingerprints import source_fingerprint
@@ -36,7 +38,7 @@ class Manifest:
     packages: dict[str, str]
     """Every other installed package of which something was imported when the run began."""
     code: str
-    """Hash over the source files of Luyen as they are, committed or not."""
+    """Hash over the source files of Luyen, committed or not, at the first run of the process."""
     hardware: dict[str, Any]
     """System, processor, cores, memory, and the GPUs that the caller names."""
     settings: dict[str, str]
@@ -75,7 +77,7 @@ def collect(
     return Manifest(
         versions=versions(),
         packages=imported_packages(),
-        code=source_fingerprint(Path(str(resources.files("luyen")))),
+        code=_code(),
         hardware=_hardware() | {"gpus": list(gpus)},
         settings=settings_of(os.environ),
         threads=dict(threads or {}),
@@ -88,16 +90,15 @@ def collect(
     )
 
 
+@cache
+def _code() -> str:
+    """Fingerprint of Luyen's own source files, as they were when this process first asked."""
+    return source_fingerprint(Path(str(resources.files("luyen"))))
+
+
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that matter; None for one that is not installed."""
-    return {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return {"python": platform.python_version()} | {p: installed_version(p) for p in PACKAGES}
 
 
 def imported_packages() -> dict[str, str]:

@@ -72,7 +72,9 @@ class Session:
         self._report = report
         self._facts = facts
         self._inputs = inputs
-        self._config = yaml.safe_dump(stored_values(report.config), sort_keys=False)
+        self._config = yaml.dump(
+            stored_values(report.config), Dumper=yaml.CSafeDumper, sort_keys=False
+        )
         self._provenance = {key: str(origin) for key, origin in report.origins.items()}
         is_there = RunDirectory(place).exists and report.config.trainer.resume_mode != "disable"
         self._is_new = not is_there

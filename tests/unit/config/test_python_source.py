@@ -13,7 +13,7 @@ import pytest
 from luyen.base.errors import UserError
 from luyen.base.source_files import NoSource
 from luyen.config.objects.object_source import module_text
-from luyen.config.python_objects import absent_object, is_held, write_objects
+from luyen.config.python_objects import absent_object, is_loaded, write_objects
 from luyen.rewards.user_functions import load_function
 
 SCRIPT = """
@@ -198,11 +198,11 @@ def test_an_object_without_source_is_absent_elsewhere(
     file = write_objects(tmp_path, "reward", members, live=members)
     assert file.absent is not None
     assert absent_object(str(file.path)) == "reads"
-    assert is_held(str(file.path))
+    assert is_loaded(str(file.path))
     elsewhere = tmp_path / "moved" / file.path.name
     elsewhere.parent.mkdir()
     elsewhere.write_text(file.path.read_text())
-    assert not is_held(str(elsewhere))
+    assert not is_loaded(str(elsewhere))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"give it again: luyen\.train"):
         load_function(str(elsewhere), "reads", field="reward")

@@ -89,9 +89,9 @@ def test_the_first_token_that_differs_is_named_with_both_log_probs(tmp_path: Pat
     assert difference is not None
     assert difference.position == place
     assert difference.recorded is not None
-    assert difference.drawn is not None
+    assert difference.regenerated is not None
     assert difference.recorded.id == edited.tokens[place]
-    assert difference.drawn.id != difference.recorded.id
+    assert difference.regenerated.id != difference.recorded.id
     assert difference.recorded.logp == edited.logps[place]
 
 

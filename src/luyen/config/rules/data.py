@@ -24,7 +24,7 @@ from luyen.config.plugins import (
     arguments_of,
     read_python,
 )
-from luyen.config.python_objects import absent_object, is_held
+from luyen.config.python_objects import absent_object, is_loaded
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.task_urls import require_task
 
@@ -366,7 +366,7 @@ def objects_are_there(s: RuleContext) -> Iterator[Finding]:
     """Objects that have no source are given again to the process that resumes their run."""
     for field, path, argument in _object_files(s):
         name = absent_object(path)
-        if name is not None and not is_held(path):
+        if name is not None and not is_loaded(path):
             why = f"`{name}` was given as a Python object that has no source of its own"
             fix = f"resume it with luyen.train(resume=RUN, {argument}={name}), or move it to a file"
             yield Finding(field=field, why=why, fix=fix)

@@ -96,7 +96,7 @@ class ResampledToken:
 
     Example:
         >>> one = SampledToken(id=5, text=" x", logp=-0.5)
-        >>> ResampledToken(branch=0, turn=0, position=9, recorded=one, drawn=one).is_equal
+        >>> ResampledToken(branch=0, turn=0, position=9, recorded=one, regenerated=one).is_equal
         True
     """
 
@@ -108,13 +108,13 @@ class ResampledToken:
     """Place in the list."""
     recorded: SampledToken | None
     """The token of the run; None: its turn had ended."""
-    drawn: SampledToken | None
+    regenerated: SampledToken | None
     """The regenerated token; None: the turn had ended."""
 
     @property
     def is_equal(self) -> bool:
         """Whether token and log-probability are bit-identical."""
-        return self.recorded == self.drawn
+        return self.recorded == self.regenerated
 
 
 @final
@@ -220,7 +220,7 @@ def _compared(
             turn=turn.turn,
             position=len(turn.before) + index,
             recorded=at(index, turn.tokens, turn.logps),
-            drawn=at(index, again.tokens, again.logps),
+            regenerated=at(index, again.tokens, again.logps),
         )
 
 
