@@ -167,6 +167,21 @@ def test_prefill_in_chunks_gives_the_bits_of_the_packed_pass(kernels, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_prefill_by_a_list_of_tiles_gives_the_bits_of_the_packed_pass(kernels, kind):
+    lengths = [1300, 64, 5, 257] if kernels.is_cuda else [140, 3]
+    case = make_case(kernels.device, lengths, (6, 2, 64), kind)
+    varlen_segments = kernels.Segments.packed(lengths, device=kernels.device)
+    tiles = [(row, first) for row, n in enumerate(lengths) for first in range(0, n, 64)]
+    # In another order, and with programs that have nothing to do.
+    listed = torch.tensor([*tiles[::-1], (0, 1 << 30), (1, 1 << 30)], dtype=torch.int32)
+    paged = kernels.prefill(
+        case.query, case.keys, case.values, case.tables, varlen_segments, case.scale,
+        tiles=listed.to(kernels.device), **case.window,
+    )  # fmt: skip
+    assert torch.equal(paged, packed_output(kernels, case))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_does_not_notice_its_batch(kernels, kind):
     lengths = [900, 3, 65] if kernels.is_cuda else [66, 3]
     case = make_case(kernels.device, lengths, (4, 2, 32), kind)

@@ -21,9 +21,10 @@ from luyen.models.fused.packed_linear import PackedLinear, Product
 
 ROWS = (
     *(1, 2, 3, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768),
-    *(1000, 1024, 1536, 2048, 3000, 4096, 8192, 16384, 65536),
+    *(1000, 1024, 1280, 1536, 1792, 2048, 2304, 2560, 3000, 3072, 3584, 4096),
+    *(5120, 6144, 7168, 8192, 16384, 65536),
 )
-"""Numbers of rows that are compared: those of decode steps, and some of training."""
+"""Numbers of rows that are compared: of decode steps and captured passes, and some of training."""
 _DISTINCT = 257
 """Different rows in a measurement. They repeat, and no tile holds a multiple of this number."""
 _MOST_BYTES = 1 << 31

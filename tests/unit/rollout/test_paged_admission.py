@@ -24,7 +24,7 @@ def busy(running: int, *, most: int = 512) -> PagedScheduler:
 
 def rounds_until_due(scheduler: PagedScheduler) -> int:
     for count in range(100):
-        if scheduler.is_admission_due:
+        if scheduler.is_admission_due(is_captured=False):
             return count
         scheduler.count_round()
     raise AssertionError("a prompt waits for ever")
@@ -45,10 +45,10 @@ def test_prompts_that_come_later_do_not_hold_back_the_first():
     scheduler = busy(256)
     scheduler.waiting += rows("second", 1)
     for number in range(8):
-        assert not scheduler.is_admission_due
+        assert not scheduler.is_admission_due(is_captured=False)
         scheduler.count_round()
         scheduler.waiting += rows(f"later {number}", 1)
-    assert scheduler.is_admission_due
+    assert scheduler.is_admission_due(is_captured=False)
     first, *_ = scheduler.admit()
     assert first.rows[0].request.id == "second"
     assert not scheduler.waiting, "those that came meanwhile are read with it"
@@ -61,7 +61,7 @@ def test_rounds_without_room_do_not_count():
     scheduler.waiting += rows("second", 1)
     for _ in range(20):
         scheduler.count_round()
-    assert not scheduler.is_admission_due
+    assert not scheduler.is_admission_due(is_captured=False)
     for sequence in scheduler.running[:64]:
         scheduler.end(sequence)
     assert rounds_until_due(scheduler) == 192 // 32
@@ -83,4 +83,31 @@ def test_pages_that_are_missing_do_not_begin_the_wait_again():
     scheduler.waiting += rows("second", 1)
     assert rounds_until_due(scheduler) == 2
     assert scheduler.admit() == []
-    assert scheduler.is_admission_due, "it is read as soon as there are pages"
+    assert scheduler.is_admission_due(is_captured=False), "it is read as soon as there are pages"
+
+
+def captured_rounds(running: int, prompt: int, waiting: int = 1) -> int:
+    """Rounds that prompts of so many tokens wait where passes are captured."""
+    scheduler = busy(running)
+    for number in range(waiting):
+        asked = Request(
+            id=f"{number}", tokens=(1,) * prompt, keys=(1, 2), sampling=Sampling(max_new_tokens=4)
+        )
+        scheduler.waiting += [Row(asked, 0), Row(asked, 1)]
+    for count in range(100):
+        if scheduler.is_admission_due(is_captured=True):
+            return count
+        scheduler.count_round()
+    raise AssertionError("a prompt waits for ever")
+
+
+@pytest.mark.parametrize(("running", "rounds"), [(63, 0), (64, 1), (191, 2), (256, 3), (500, 3)])
+def test_short_prompts_wait_three_rounds_at_most_where_passes_are_captured(running, rounds):
+    assert captured_rounds(running, 100) == rounds
+
+
+def test_prompts_that_fill_a_captured_pass_do_not_wait():
+    assert captured_rounds(256, 1024) == 0
+    assert captured_rounds(256, 1023) == 3
+    assert captured_rounds(256, 512, waiting=2) == 0
+    assert captured_rounds(256, 511, waiting=2) == 3, "samples of a prompt read it once"

@@ -23,6 +23,9 @@ EXACT = {"enable_fp_fusion": False}
 LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 _SHARED_BYTES = 160 * 1024
+"""Of a multiprocessor's shared memory, what one program takes at most."""
+HALF_SHARED_BYTES = 108 * 1024
+"""What two programs beside each other may take each."""
 
 
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
@@ -32,9 +35,9 @@ def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
     return 2.0 * LOG2E.value * scale / softcap, softcap * LOG2E.value
 
 
-def fitting_stages(wanted: int, padded: int, element: int) -> int:
-    """As many of the wanted pipeline stages as shared memory has room for."""
-    return max(1, min(wanted, _SHARED_BYTES // (2 * BLOCK.value * padded * element)))
+def fitting_stages(wanted: int, padded: int, element: int, room: int = _SHARED_BYTES) -> int:
+    """As many of the wanted pipeline stages as there is room for in shared memory."""
+    return max(1, min(wanted, room // (2 * BLOCK.value * padded * element)))
 
 
 def dense(x: Tensor) -> Tensor:

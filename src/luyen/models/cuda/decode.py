@@ -16,6 +16,7 @@ from triton.language.extra.cuda import gdc_wait
 from luyen.models.cuda.attend_block import (
     BLOCK,
     EXACT,
+    HALF_SHARED_BYTES,
     LOG2E,
     SPLIT,
     attend_keys,
@@ -367,7 +368,11 @@ def _launch(keys: Tensor, is_split: bool, warps: int | None, stages: int | None)
     """How many warps a program has, and how many blocks of keys are under way."""
     usual = _SPLIT_LAUNCH if is_split else _WHOLE_LAUNCH
     padded = max(16, triton.next_power_of_2(keys.shape[3]))
-    fitting = fitting_stages(stages or usual[1], padded, keys.element_size())
+    fitting = stages or usual[1]
+    if stages is None and is_split:
+        # A split is short: while one begins or ends, another one beside it keeps memory busy.
+        fitting = fitting_stages(fitting, padded, keys.element_size(), HALF_SHARED_BYTES)
+    fitting = fitting_stages(fitting, padded, keys.element_size())
     return {
         "num_warps": warps or usual[0],
         "num_stages": fitting,

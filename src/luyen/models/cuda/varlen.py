@@ -33,14 +33,17 @@ STAGES = 3
 
 @triton.jit
 def _varlen_kernel(
-    query, keys, values, tables, ranges, sinks, out, lse, tiles, rate, cap,
+    query, keys, values, tables, ranges, sinks, out, lse, tiles, listed, rate, cap,
     GROUP: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
     SLIDING: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, IS_PAGED: tl.constexpr,
 ):  # fmt: skip
     """Some queries of one segment and one head."""
-    segment, head = tl.program_id(0) // tiles, tl.program_id(1)
-    # The last queries of a segment see most keys: they start first.
-    begin = (tiles - 1 - tl.program_id(0) % tiles) * TILE
+    place, head = tl.program_id(0), tl.program_id(1)
+    if listed is not None:
+        segment, begin = tl.load(listed + 2 * place), tl.load(listed + 2 * place + 1)
+    else:
+        # The last queries of a segment see most keys: they start first.
+        segment, begin = place // tiles, (tiles - 1 - place % tiles) * TILE
     queries = tl.load(ranges[2] + segment)
     length = tl.load(ranges[3] + segment)
     if begin >= queries:
@@ -114,17 +117,20 @@ def paged_prefill(
     tile: int = TILE,
     warps: int = WARPS,
     stages: int = STAGES,
+    tiles: Tensor | None = None,
 ) -> Tensor:
     """The newest queries of each sequence over the paged cache, which holds their keys already.
 
-    Row `i` of `tables` belongs to segment `i`; the cache is that of `paged_decode`.
+    Row `i` of `tables` belongs to segment `i`; the cache is that of `paged_decode`. `tiles` is
+    int32 `[programs, 2]`, the segment and the first query of each program; None: as many for each
+    segment as for the longest. One captured graph serves all lengths that have no more programs.
     """
     assert keys.shape[2] == BLOCK.value, "a page must be a block of keys"
     assert tables.dtype == torch.int32
     sources = tuple((x, *x.stride()[:3]) for x in (keys, values))
     window = AttentionWindow(sliding=sliding, softcap=softcap, sinks=sinks)
     launch = (tile, warps, stages)
-    return _launch(query, sources, tables, keys.shape[1], segments, scale, window, launch)[0]
+    return _launch(query, sources, tables, keys.shape[1], segments, scale, window, launch, tiles)[0]
 
 
 def _launch(
@@ -136,6 +142,7 @@ def _launch(
     scale: float,
     window: AttentionWindow,
     launch: tuple[int, int, int],
+    listed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp; `launch` is queries at once, warps and stages."""
     tokens, heads, width = query.shape
@@ -144,7 +151,8 @@ def _launch(
     query, padded = dense(query), max(16, triton.next_power_of_2(width))
     tile, warps, stages = launch
     tiles = triton.cdiv(segments.max_query, tile)
-    _varlen_kernel[(tiles * segments.query_lengths.numel(), heads)](
+    programs = tiles * segments.query_lengths.numel() if listed is None else listed.shape[0]
+    _varlen_kernel[(programs, heads)](
         (query, *query.stride()[:2]),
         *sources,
         None if tables is None else (tables, tables.stride(0)),
@@ -153,6 +161,7 @@ def _launch(
         (out, *out.stride()[:2]),
         (lse, lse.stride(0)),
         tiles,
+        listed,
         *score_factors(scale, window.softcap),
         GROUP=heads // kv_heads,
         TILE=tile,

@@ -17,7 +17,7 @@ from luyen.models.paged_attention import PAGE, sent
 from luyen.models.policy import Policy
 from luyen.models.weights import Fingerprint
 from luyen.rollout.native.paged.device_state import RowState, StepNeeds
-from luyen.rollout.native.paged.forward import DecodeGraphs, bucket, prefill_prompts, sample_next
+from luyen.rollout.native.paged.forward import DecodeGraphs, bucket, sample_next
 from luyen.rollout.native.paged.kv_cache import (
     KeyValues,
     PagePool,
@@ -25,6 +25,7 @@ from luyen.rollout.native.paged.kv_cache import (
     cache_shape,
     pages_of,
 )
+from luyen.rollout.native.paged.prefill import PromptReader
 from luyen.rollout.native.paged.scheduler import (
     ROUND,
     AdmittedGroup,
@@ -166,6 +167,12 @@ class PagedEngine:
         self._is_open = is_open
         self._shape = cache_shape(policy)
         self._steps = DecodeGraphs(policy, heads=self._shape.heads, is_eager=enforce_eager)
+        self._reader = PromptReader(
+            policy,
+            tokens_at_once=max_num_batched_tokens,
+            pages=pages_of(max_model_len),
+            is_eager=enforce_eager,
+        )
         self._guard = WeightGuard(policy) if enable_prefix_caching else None
         self._counts = CacheCounts(PAGE)
         self._scheduler = PagedScheduler(
@@ -211,7 +218,7 @@ class PagedEngine:
         launched = len(self._rounds)
         self._drop_if_stale()
         # All prompts that fit are prefilled before decoding: steps of few rows are wasteful.
-        is_due = self._scheduler.is_admission_due
+        is_due = self._scheduler.is_admission_due(is_captured=self._reader.is_captured)
         while is_due and self._admit():
             pass
         finished: list[Completion] = []
@@ -274,7 +281,7 @@ class PagedEngine:
         self.drop_prefixes()
         self._rounds.clear()
         self._known.clear()
-        self._steps.clear()
+        self._clear_graphs()
         self._cache, self._state = None, None
         self._scheduler = PagedScheduler(
             PagePool(0), rows=self._most_rows, tokens=self._tokens_at_once
@@ -320,7 +327,7 @@ class PagedEngine:
         if self._cache is None or size > scheduler.pool.size:
             self._refuse_small_pool(size, need)
             self._cache = None
-            self._steps.clear()
+            self._clear_graphs()
             self.drop_prefixes()
             scheduler.pool = PagePool(size, self._counts)
             self._cache = KeyValues(self._shape, size, device=self._policy.device)
@@ -334,6 +341,11 @@ class PagedEngine:
                 device=self._policy.device,
             )
         self._steps.prepare(self._cache, self._state)
+        self._reader.prepare(self._cache)
+
+    def _clear_graphs(self) -> None:
+        self._steps.clear()
+        self._reader.clear()
 
     def _affordable(self) -> int:
         """Pages that fit into memory, the current ones included."""
@@ -378,14 +390,7 @@ class PagedEngine:
             [*group.cached, *pool.take(pages_of(group.length) - len(group.cached))]
             for group in groups
         ]
-        hidden = prefill_prompts(
-            self._policy,
-            cache,
-            tokens,
-            prompts,
-            tokens_at_once=self._tokens_at_once,
-            known=[group.known for group in groups],
-        )
+        hidden = self._reader.read(cache, tokens, prompts, [group.known for group in groups])
         for group, prefix, pages in zip(groups, tokens, prompts, strict=True):
             self._counts.count(tokens=group.length, reused_tokens=group.known)
             if self._is_open or self._scheduler.waiting:

@@ -1,19 +1,19 @@
-"""Prefill and decode passes on the device; decode steps are captured as CUDA graphs."""
+"""Decode passes on the device, captured as CUDA graphs."""
 
-import logging
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias, final
+from functools import partial
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from luyen.models.head import Head
-from luyen.models.paged_attention import PAGE, Chunks, sent
 from luyen.models.policy import Policy
 from luyen.rollout.native.paged.device_state import RowState, StepNeeds
-from luyen.rollout.native.paged.kv_cache import KeyValues, PagedDecodeContext, PagedPrefillContext
+from luyen.rollout.native.paged.graphs import GraphCache
+from luyen.rollout.native.paged.kv_cache import KeyValues, PagedDecodeContext
 from luyen.rollout.native.sampler import (
     NextTokens,
     TopTokens,
@@ -127,108 +127,12 @@ def _score_cuda(head: Head, raw: Tensor, tokens: Tensor, temperature: Tensor) ->
     )[0]
 
 
-# Prefill: prompts are packed into passes within a token budget, long ones in several chunks.
-
-
-def prefill_prompts(
-    policy: Policy,
-    cache: KeyValues,
-    prompts: Sequence[Sequence[int]],
-    pages: Sequence[Sequence[int]],
-    *,
-    tokens_at_once: int,
-    known: Sequence[int] | None = None,
-) -> Tensor:
-    """Fill the pages of each prompt, and give the last hidden state of each, `[prompts, hidden]`.
-
-    The first `known` tokens of a prompt are in its pages already. A result does not depend on the
-    budget, nor on what is known: chunks look at their predecessors through the pages.
-    """
-    device = policy.device
-    # One transfer for all tokens and tables; passes take slices of them on the device.
-    flat = array("q")
-    for prompt in prompts:
-        flat.extend(prompt)
-    tokens = sent(flat, device, torch.int64)
-    widest = max(len(some) for some in pages)
-    rows = [[*some, *[0] * (widest - len(some))] for some in pages]
-    tables = sent(rows, device, torch.int32)
-    starts = [0]
-    for prompt in prompts:
-        starts.append(starts[-1] + len(prompt))
-    last: list[Tensor] = [torch.empty(0)] * len(prompts)
-    begun = known or [0] * len(prompts)
-    for part in _passes([len(prompt) for prompt in prompts], begun, tokens_at_once):
-        hidden = _prefill_pass(policy, cache, tokens, tables, starts, part)
-        end = 0
-        for index, _, count in part:
-            end += count
-            last[index] = hidden[end - 1]
-    return torch.stack(last)
-
-
-def _passes(
-    lengths: Sequence[int], known: Sequence[int], budget: int
-) -> list[list[tuple[int, int, int]]]:
-    """(prompt, first token, tokens) of each chunk, pass by pass.
-
-    Example:
-        >>> _passes([5, 3], [0, 1], 4)
-        [[(0, 0, 4)], [(0, 4, 1), (1, 1, 2)]]
-    """
-    passes: list[list[tuple[int, int, int]]] = [[]]
-    room = budget
-    for index, (length, done) in enumerate(zip(lengths, known, strict=True)):
-        while done < length:
-            if room == 0:
-                passes.append([])
-                room = budget
-            count = min(length - done, room)
-            passes[-1].append((index, done, count))
-            done += count
-            room -= count
-    return passes
-
-
-def _prefill_pass(
-    policy: Policy,
-    cache: KeyValues,
-    tokens: Tensor,
-    tables: Tensor,
-    starts: Sequence[int],
-    part: list[tuple[int, int, int]],
-) -> Tensor:
-    device = tokens.device
-    columns = sent(part, device)
-    prompt, done, count = columns.unbind(1)
-    total = sum(count for *_, count in part)
-    owner = torch.repeat_interleave(
-        torch.arange(len(part), device=device), count, output_size=total
-    )
-    first = torch.cumsum(count, 0) - count
-    place = torch.arange(total, device=device) - first[owner] + done[owner]
-    begins = sent([starts[index] for index, *_ in part], device)
-    table = tables[prompt]
-    page = table[owner, place // PAGE].long()
-    context = PagedPrefillContext(
-        cache=cache,
-        slots=page * PAGE + place % PAGE,
-        tables=table,
-        chunks=Chunks.of(
-            [count for *_, count in part], [done + count for _, done, count in part], device=device
-        ),
-    )
-    return policy.hidden(tokens[begins[owner] + place], place, context)
-
-
 # Decode steps as CUDA graphs, captured once per number of rows and kind of step.
 
 _FEW_PROGRAMS = 288
 """Rows x heads up to which a row is always spread over several programs (measured on an H200)."""
 _UNEVEN = 1.25
 """Longest row over the mean row from which on more rows are, too: whole ones end too far apart."""
-_WARM_UP = 2
-_LOG = logging.getLogger(__name__)
 
 _Kind: TypeAlias = tuple[int, StepNeeds, bool, int]
 """Rows, what they need, whether rows are spread, and members of a group at most."""
@@ -262,35 +166,22 @@ def is_spread(rows: int, heads: int, lengths: Sequence[int]) -> bool:
 
 @final
 class DecodeGraphs:
-    """Runs decode steps, as captured graphs where that is possible.
-
-    Graphs hold addresses. They are captured again when the weights, the pages or the rows have
-    moved.
-    """
+    """Runs decode steps, as captured graphs where that is possible."""
 
     def __init__(self, policy: Policy, *, heads: int, is_eager: bool) -> None:
         """`heads` is how many heads of keys and values a layer has."""
         self._policy = policy
         self._heads = heads
-        self._is_eager = is_eager or policy.device.type != "cuda"
-        self._graphs: dict[_Kind, torch.cuda.CUDAGraph] = {}
-        self._addresses: tuple[int, ...] = ()
-        self._pool: Any = None
+        is_eager = is_eager or policy.device.type != "cuda"
+        self._graphs = GraphCache[_Kind]("decode steps", is_eager=is_eager)
 
     def prepare(self, cache: KeyValues, state: RowState) -> None:
         """Forget graphs whose tensors have moved; called when a batch of requests begins."""
-        if self._is_eager:
-            return
-        weights = (p.data_ptr() for p in self._policy.parameters())
-        found = (*weights, cache.address, state.tokens.data_ptr(), self._policy.is_exact)
-        if found != self._addresses:
-            self.clear()
-            self._addresses = found
+        self._graphs.prepare(self._policy, cache.address, state.tokens.data_ptr())
 
     def clear(self) -> None:
         """Forget every graph and the memory behind it."""
         self._graphs.clear()
-        self._pool = None
 
     def run(
         self,
@@ -304,34 +195,14 @@ class DecodeGraphs:
         members = 0 if self._policy.is_exact else state.groups.most
         rows = bucket(len(lengths), state.rows)
         kind = (rows, needs, is_spread(rows, self._heads, lengths), members)
-        graph = self._graph(cache, state, kind)
+        step = partial(self._step, cache, state, kind)
+        with _inactive_while_captured(state, kind in self._graphs):
+            graph = self._graphs.get(kind, step)
         for _ in range(count):
             if graph is None:
-                self._step(cache, state, kind)
+                step()
             else:
                 graph.replay()
-
-    def _graph(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph | None:
-        """The graph of one step, captured at first need; None: steps are launched one by one."""
-        if self._is_eager:
-            return None
-        if kind not in self._graphs:
-            try:
-                self._graphs[kind] = self._capture(cache, state, kind)
-            except RuntimeError as error:
-                self._fall_back_to_eager(error)
-                return None
-        return self._graphs[kind]
-
-    def _fall_back_to_eager(self, error: RuntimeError) -> None:
-        """Go on without graphs: some layers copy from the host, which cannot be captured."""
-        if not any(word in str(error) for word in ("captur", "operation not permitted")):
-            raise error
-        torch.cuda.synchronize()
-        self.clear()
-        self._is_eager = True
-        reason = str(error).splitlines()[0]
-        _LOG.warning("decode steps of this model cannot be captured as graphs (%s)", reason)
 
     def _step(self, cache: KeyValues, state: RowState, kind: _Kind) -> None:
         size, needs, is_split, members = kind
@@ -345,27 +216,18 @@ class DecodeGraphs:
             members=members,
         )
 
-    def _capture(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph:
-        """A graph of one step. All rows are inactive during capture, so nothing is generated."""
-        active, tick = state.active.clone(), state.tick.clone()
-        state.active.zero_()
-        try:
-            return self._record(cache, state, kind)
-        finally:
-            state.active.copy_(active)
-            state.tick.copy_(tick)
 
-    def _record(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph:
-        """Two steps that warm up, then one that is captured."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                state.tick.zero_()
-                self._step(cache, state, kind)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._step(cache, state, kind)
-        self._pool = self._pool or graph.pool()
-        return graph
+@contextmanager
+def _inactive_while_captured(state: RowState, is_captured: bool) -> Iterator[None]:
+    """All rows are inactive where a step is captured, so that nothing is generated."""
+    if is_captured:
+        yield
+        return
+    active, tick = state.active.clone(), state.tick.clone()
+    state.active.zero_()
+    state.tick.zero_()
+    try:
+        yield
+    finally:
+        state.active.copy_(active)
+        state.tick.copy_(tick)
