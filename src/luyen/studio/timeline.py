@@ -1,7 +1,7 @@
 """The spans of a run's processes, read and cut to some steps; interval arithmetic."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -158,7 +158,11 @@ def read_processes(root: Path | str) -> list[ProcessSpans]:
     """
     directory = RunDirectory.open(root)
     files = sorted(directory.events.glob("*.jsonl"))
-    found = [process for file in files for process in _of_file(file)]
+    return in_order(root, [process for file in files for process in _of_file(file)])
+
+
+def in_order(root: Path | str, found: list[ProcessSpans]) -> list[ProcessSpans]:
+    """Processes of a run, the controller first; a UserError where it left no spans."""
     if not any(process.role == CONTROLLER and process.spans for process in found):
         why = "the controller left no spans there"
         raise UserError("RUN", str(root), why, "name a run that has begun its first step")
@@ -166,34 +170,55 @@ def read_processes(root: Path | str) -> list[ProcessSpans]:
     return sorted(found, key=lambda p: (order.get(p.role, 1), p.role, p.index or 0))
 
 
-def _of_file(path: Path) -> Iterator[ProcessSpans]:
-    head: dict[str, Any] | None = None
-    spans: list[TimedSpan] = []
-    for line in _lines(path):
-        if "schema" in line:
-            if head is not None:
-                yield _process(head, spans)
-            _refuse_later(path, line["schema"])
-            head, spans = line, []
-        elif head is not None and (span := _span(line)) is not None:
-            spans.append(span)
-    if head is not None:
-        yield _process(head, spans)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _of_file(path: Path) -> list[ProcessSpans]:
     try:
-        texts = read_bytes(path).split(b"\n")
+        data = read_bytes(path)
     except OSError as error:
-        why = f"it cannot be read: {error.strerror or error}"
-        raise UserError("file", str(path), why, "restore it from a copy, or remove it") from error
-    for text in texts:
-        try:
-            line = parse_json(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict):
-            yield cast(dict[str, Any], line)
+        raise unreadable(path, error) from error
+    lines = SpanLines(path)
+    lines.add(data)
+    return lines.processes()
+
+
+def unreadable(path: Path, error: OSError) -> UserError:
+    """That a file of spans cannot be read."""
+    why = f"it cannot be read: {error.strerror or error}"
+    return UserError("file", str(path), why, "restore it from a copy, or remove it")
+
+
+@final
+class SpanLines:
+    """Spans from the lines of one file, which may come in several parts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._of_processes: list[tuple[dict[str, Any], list[TimedSpan]]] = []
+
+    @property
+    def count(self) -> int:
+        """Spans so far."""
+        return sum(len(spans) for _, spans in self._of_processes)
+
+    def add(self, data: bytes) -> None:
+        """Whole lines that follow those before."""
+        for text in data.split(b"\n"):
+            try:
+                line = parse_json(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict):
+                self._add(cast(dict[str, Any], line))
+
+    def _add(self, line: dict[str, Any]) -> None:
+        if "schema" in line:
+            _refuse_later(self._path, line["schema"])
+            self._of_processes.append((line, []))
+        elif self._of_processes and (span := _span(line)) is not None:
+            self._of_processes[-1][1].append(span)
+
+    def processes(self) -> list[ProcessSpans]:
+        """Every process that wrote to the file."""
+        return [_process(head, spans) for head, spans in self._of_processes]
 
 
 def _process(head: Mapping[str, Any], spans: list[TimedSpan]) -> ProcessSpans:

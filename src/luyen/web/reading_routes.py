@@ -16,6 +16,7 @@ from luyen.studio.actions.routes import ActingRoutes, CheckRequest
 from luyen.studio.screens import overview, records
 from luyen.studio.screens.live import LiveEvents
 from luyen.studio.screens.state import Studio
+from luyen.web.shared_replies import SharedReplies
 
 Names = Annotated[list[str], Query()]
 Tail = Annotated[int, Query(ge=1, le=5000)]
@@ -51,6 +52,7 @@ class ReadingRoutes:
         self._studio = studio
         self._acting = acting
         self._live = LiveEvents(studio)
+        self._shared = SharedReplies()
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """Path -> what answers it."""
@@ -93,7 +95,7 @@ class ReadingRoutes:
 
     def run(self, run_id: str) -> Any:
         """Verdict, findings, headline numbers and time of a run."""
-        return overview.overview(self._studio, run_id)
+        return self._shared.reply(("run", run_id), lambda: overview.overview(self._studio, run_id))
 
     def metrics(self, run_id: str) -> Any:
         """Names and meanings of the metrics of a run."""
@@ -111,7 +113,10 @@ class ReadingRoutes:
         from luyen.studio.screens import curves  # the index of rollouts loads pyarrow
 
         given = {"points": points, "start": start, "end": end}
-        return curves.metric_series(self._studio, run_id, name, **given)
+        return self._shared.reply(
+            ("series", run_id, *name, *given.values()),
+            lambda: curves.metric_series(self._studio, run_id, name, **given),
+        )
 
     def faults(self, run_id: str) -> Any:
         """Attempts, resumptions, notes and the chain of digests."""
@@ -133,13 +138,16 @@ class ReadingRoutes:
         named: dict[str, Any] = {
             name: value if value != "" else None for name, value in given.items()
         }
-        return rollout_query.table_page(
-            self._studio.rollouts(self._studio.run(run_id), wanted.split),
-            rollout_query.RolloutFilter(**named, is_ascending=wanted.order == "asc"),
-            split=wanted.split,
-            limit=wanted.limit,
-            cursor=wanted.cursor,
-            text=self._studio.text(self._studio.run(run_id)),
+        return self._shared.reply(
+            ("rollouts", run_id, wanted.model_dump_json()),
+            lambda: rollout_query.table_page(
+                self._studio.rollouts(self._studio.run(run_id), wanted.split),
+                rollout_query.RolloutFilter(**named, is_ascending=wanted.order == "asc"),
+                split=wanted.split,
+                limit=wanted.limit,
+                cursor=wanted.cursor,
+                text=self._studio.text(self._studio.run(run_id)),
+            ),
         )
 
     def rollout(self, run_id: str, split: Split, step: int, index: int) -> Any:
@@ -164,19 +172,26 @@ class ReadingRoutes:
         """Components of the reward over time, and faults."""
         from luyen.studio.screens import rewards
 
-        return rewards.rewards(self._studio, run_id)
+        return self._shared.reply(
+            ("rewards", run_id), lambda: rewards.rewards(self._studio, run_id)
+        )
 
     def parity(self, run_id: str) -> Any:
         """The gap between sampler and trainer, and the tokens with the largest."""
         from luyen.studio.screens import comparisons
 
-        return comparisons.parity(self._studio, run_id)
+        return self._shared.reply(
+            ("parity", run_id), lambda: comparisons.parity(self._studio, run_id)
+        )
 
     def timeline(self, run_id: str, start: int | None = None, end: int | None = None) -> Any:
         """Roles as lanes, with their spans in some steps."""
         from luyen.studio.screens import comparisons
 
-        return comparisons.timeline(self._studio, run_id, start=start, end=end)
+        return self._shared.reply(
+            ("timeline", run_id, start, end),
+            lambda: comparisons.timeline(self._studio, run_id, start=start, end=end),
+        )
 
     def compare(self, id: Names = []) -> Any:  # noqa: B006 - the name of the query
         """Runs side by side: keys that differ, common metrics, first divergence."""

@@ -12,7 +12,7 @@ from luyen.base.secrets import masked_tree
 from luyen.studio.diff import first_divergence
 from luyen.studio.screens.folder import KnownRun, Refusal
 from luyen.studio.screens.state import Studio
-from luyen.studio.timeline import ProcessSpans, inside, read_processes, windows
+from luyen.studio.timeline import ProcessSpans, inside, windows
 from luyen.studio.timeline_summary import summarise
 
 _POINTS = 400
@@ -56,7 +56,7 @@ def timeline(studio: Studio, run_id: str, *, start: int | None, end: int | None)
     if events.is_symlink() or (events.is_dir() and any(f.is_symlink() for f in events.iterdir())):
         raise Refusal(409, "events: a link is not followed", field="events")
     try:
-        processes = read_processes(known.directory.root)
+        processes = studio.spans.processes(known)
         steps = sorted({s.step for p in processes for s in p.spans if s.step})
         last = end if end is not None else (steps[-1] if steps else 1)
         first = start if start is not None else max(1, last - _STEPS_SHOWN + 1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from luyen.studio.screens.folder import KnownRun, Refusal
 from luyen.studio.screens.metric_table import Curve, MetricColumns
-from luyen.studio.screens.rollout_index import Array, RolloutIndex
+from luyen.studio.screens.rollout_index import Array, RolloutIndex, StepFile
 from luyen.studio.screens.state import Studio
 
 MOST_POINTS, MOST_SERIES = 4000, 64
@@ -85,14 +85,24 @@ def _of_rollouts(index: RolloutIndex, curve: Curve) -> dict[str, Any]:
     high: list[float | None] = []
     seen = 0
     for step, value in zip(curve.step, curve.value, strict=True):
-        part = index.part(step)
+        file = index.file(step)
         half = None
-        if part is not None and value is not None and seen < _MOST_ROLLOUTS:
-            seen += len(part["reward"])
-            half = half_width(part["draw"], part["reward"])
+        if file is not None and value is not None and seen < _MOST_ROLLOUTS:
+            seen += file.count
+            half = _half_width_of(index, step, file)
         low.append(None if half is None or value is None else value - half)
         high.append(None if half is None or value is None else value + half)
     return {} if low.count(None) == len(low) else {"low": low, "high": high, "interval": True}
+
+
+def _half_width_of(index: RolloutIndex, step: int, file: StepFile) -> float | None:
+    """That of a step, computed once: a run that goes on is asked for it every few seconds."""
+    known = index.half_widths.get(step)
+    if known is None or known[0] is not file:
+        part = index.part(step)
+        half = None if part is None else half_width(part["draw"], part["reward"])
+        known = index.half_widths[step] = file, half
+    return known[1]
 
 
 def half_width(groups: Array, rewards: Array) -> float | None:

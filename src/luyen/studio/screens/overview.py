@@ -65,17 +65,26 @@ def overview(studio: Studio, run_id: str) -> dict[str, Any]:
 
 
 def diagnosis(studio: Studio, known: KnownRun) -> dict[str, Any]:
-    """Verdict, findings and damage by the doctor; `pending` while it reads."""
+    """Verdict, findings and damage by the doctor; `pending` while it reads.
+
+    The verdict of a run that goes on may be a few steps old; that of one that ended is not.
+    """
+    state = known.row["state"]
     try:
         facts = known.directory.metrics.stat()
-        key: object = facts.st_ino, facts.st_size, known.row["state"]
+        key: object = facts.st_ino, facts.st_size, state
     except OSError:
-        key = known.row["state"]
-    found = studio.diagnoses.get(
-        known.id, key, lambda: _diagnosed(studio, known.directory.root), wait_s=_WAIT_S
+        key = state
+    has_ended = state != "running"
+    found, is_current = studio.diagnoses.get(
+        known.id,
+        key,
+        lambda: _diagnosed(studio, known.directory.root),
+        wait_s=_WAIT_S,
+        is_urgent=has_ended,
     )
     if found is not None:
-        return {**found, "pending": False}
+        return {**found, "pending": has_ended and not is_current}
     verdict = {"level": "unknown", "sentence": "The doctor is still reading the run."}
     return {"verdict": verdict, "findings": [], "damage": [], "pending": True}
 

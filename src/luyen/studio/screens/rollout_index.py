@@ -109,6 +109,8 @@ class RolloutIndex:
         self.stops, self.faults = NameTable(_MOST_NAMES["stop"]), NameTable(_MOST_NAMES["fault"])
         self.tools = NameTable(_MOST_NAMES["tools"])
 
+        self.half_widths: dict[int, tuple[StepFile, float | None]] = {}
+        """Half of the interval of the mean reward of steps, as far as curves were asked for."""
         self._listed = 0
         self._work: Future[None] | None = None
         self._ended = False
@@ -247,6 +249,10 @@ class RolloutIndex:
         step = int(self._blocks[block]["step"][place])
         one = self._files.get(step)
         return step, place - one.start if one is not None else 0
+
+    def file(self, step: int) -> StepFile | None:
+        """Where a step is in the index; None where it is not."""
+        return self._files.get(step)
 
     def part(self, step: int) -> dict[str, Array] | None:
         """The columns of a step; None where it is not in the index."""

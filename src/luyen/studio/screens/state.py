@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from luyen.base.errors import UserError
 from luyen.studio.screens.folder import KnownRun, RunFolder
+from luyen.studio.screens.kept_spans import KeptSpans
 from luyen.studio.screens.metric_table import MetricColumns
 
 if TYPE_CHECKING:  # loaded by the first screen that needs them: the studio is to start quickly
@@ -29,8 +30,9 @@ _MOST_FIRST_S = 0.5
 _MOST_INDEXED = 6_000_000
 """Rollouts of all indexes."""
 _MOST_PROCESS_S = 900.0
-_AGAIN_S = 20.0
-"""A live run is diagnosed again after so many seconds at the earliest."""
+_AGAIN_S, _AGAIN_TIMES = 20.0, 25
+"""A live run is diagnosed again after so many seconds, and after so many times the seconds that it
+took, at the earliest: tabs are not to take a core from training."""
 
 
 @final
@@ -41,31 +43,47 @@ class Aged(Generic[T]):
         self._pool = pool
         self._lock = threading.Lock()
         self._values: OrderedDict[str, tuple[Any, float, T]] = OrderedDict()
+        """By name: key, when it may be computed again, value."""
         self._open: dict[str, Future[T]] = {}
 
-    def get(self, name: str, key: object, make: Callable[[], T], *, wait_s: float) -> T | None:
-        """The value for a key; an older one, or None, while it is computed."""
+    def get(
+        self, name: str, key: object, make: Callable[[], T], *, wait_s: float, is_urgent: bool
+    ) -> tuple[T | None, bool]:
+        """The value for a key, and whether it is that; an older one, or None, while it is computed.
+
+        One of another key that is not urgent is begun at the earliest when that is due.
+        """
         with self._lock:
             known = self._values.get(name)
-            if known is not None and (known[0] == key or time.monotonic() - known[1] < _AGAIN_S):
-                return known[2]
+            if known is not None and (
+                known[0] == key or (time.monotonic() < known[1] and not is_urgent)
+            ):
+                return known[2], known[0] == key
             work = self._open.get(name)
             if work is None:
-                work = self._pool.submit(make)
-                self._open[name] = work
-                work.add_done_callback(lambda done: self._keep(name, key, done))
-        if known is not None:
-            return known[2]
-        try:
-            return work.result(timeout=wait_s)
-        except TimeoutError:
-            return None
+                begun: list[float] = []
 
-    def _keep(self, name: str, key: object, done: "Future[T]") -> None:
+                def timed() -> T:
+                    begun.append(time.monotonic())
+                    return make()
+
+                work = self._pool.submit(timed)
+                self._open[name] = work
+                work.add_done_callback(lambda done: self._keep(name, key, done, begun))
+        if known is not None:
+            return known[2], False
+        try:
+            return work.result(timeout=wait_s), True
+        except TimeoutError:
+            return None, False
+
+    def _keep(self, name: str, key: object, done: "Future[T]", begun: list[float]) -> None:
         with self._lock:
             self._open.pop(name, None)
             if not done.cancelled() and done.exception() is None:
-                self._values[name] = key, time.monotonic(), done.result()
+                now = time.monotonic()
+                again = now + max(_AGAIN_S, _AGAIN_TIMES * (now - begun[0]))
+                self._values[name] = key, again, done.result()
                 while len(self._values) > 64:
                     self._values.popitem(last=False)
 
@@ -99,6 +117,7 @@ class Studio:
         self.folder = RunFolder(options.folder)
         self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="studio")
         self.diagnoses: Aged[dict[str, Any]] = Aged(self.pool)
+        self.spans = KeptSpans()
         self._tables: OrderedDict[str, MetricColumns] = OrderedDict()
         self._builders = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
         self._indexes: OrderedDict[str, RolloutIndex] = OrderedDict()
