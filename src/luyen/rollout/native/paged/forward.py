@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
+from luyen.models.device_lock import CALLS, MODES
 from luyen.models.head import Head
 from luyen.models.paged_attention import PAGE, Chunks, sent
 from luyen.models.policy import Policy
@@ -73,7 +74,8 @@ def sample_next(
     sampled = _sample_cuda(head, raw, keys, count, temperature, greedy)
     if limits is not None:
         logits = head.from_linear(raw) / temperature[:, None]
-        cut = sample_tokens(logits, uniforms(keys, count), greedy, limits, allowed=allowed)
+        with MODES:  # it sums floats, which PyTorch's deterministic mode refuses
+            cut = sample_tokens(logits, uniforms(keys, count), greedy, limits, allowed=allowed)
         # Rows without truncation get the same token whatever the rest of the batch does.
         tokens = torch.where(state.is_truncated(here), cut.tokens, sampled.tokens)
         sampled = replace(cut, tokens=tokens, logps=_score_cuda(head, raw, tokens, temperature))
@@ -312,16 +314,21 @@ class DecodeGraphs:
                 graph.replay()
 
     def _graph(self, cache: KeyValues, state: RowState, kind: _Kind) -> torch.cuda.CUDAGraph | None:
-        """The graph of one step, captured at first need; None: steps are launched one by one."""
-        if self._is_eager:
+        """The graph of one step, captured at first need; None: steps are launched one by one.
+
+        While another thread trains nothing is captured.
+        """
+        if self._is_eager or kind in self._graphs:
+            return self._graphs.get(kind)
+        if not CALLS.acquire(blocking=False):
             return None
-        if kind not in self._graphs:
-            try:
-                self._graphs[kind] = self._capture(cache, state, kind)
-            except RuntimeError as error:
-                self._fall_back_to_eager(error)
-                return None
-        return self._graphs[kind]
+        try:
+            self._graphs[kind] = self._capture(cache, state, kind)
+        except RuntimeError as error:
+            self._fall_back_to_eager(error)
+        finally:
+            CALLS.release()
+        return self._graphs.get(kind)
 
     def _fall_back_to_eager(self, error: RuntimeError) -> None:
         """Go on without graphs: some layers copy from the host, which cannot be captured."""
@@ -365,7 +372,8 @@ class DecodeGraphs:
                 self._step(cache, state, kind)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may allocate memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._step(cache, state, kind)
         self._pool = self._pool or graph.pool()
         return graph
