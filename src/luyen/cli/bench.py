@@ -21,13 +21,17 @@ def run_bench(
     prepare()
     import torch
 
+    from luyen.config.schema.model import ModelConfig
     from luyen.models.load import choose_threads
     from luyen.models.random_policy import shaped_policy
     from luyen.studio.bench import measure_ceilings
 
     device = _device(device, has_cuda=torch.cuda.is_available())
     number = getattr(torch, dtype if dtype != "auto" else _dtype(device))
-    policy = shaped_policy(model, dtype=number, device=device)
+    saving = ModelConfig(
+        lora_rank=work["lora_rank"], enable_gradient_checkpointing=work["gradient_checkpointing"]
+    )
+    policy = shaped_policy(model, dtype=number, device=device, model=saving)
     choose_threads(policy)
     ceilings = measure_ceilings(device, number)
     page = {
@@ -127,6 +131,12 @@ Offload: TypeAlias = Annotated[
     bool, typer.Option(help="Of an update on a GPU: the optimizer in host memory.")
 ]
 Eager: TypeAlias = Annotated[bool, typer.Option(help="Without captured graphs.")]
+Rank: TypeAlias = Annotated[
+    int, typer.Option("--lora-rank", help="An adapter of this rank learns; 0: all weights.", min=0)
+]
+Again: TypeAlias = Annotated[
+    bool, typer.Option(help="Compute activations again in the backward pass.")
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
@@ -145,6 +155,8 @@ def bench(
     deterministic: Exact = True,
     eager: Eager = False,
     offload: Offload = False,
+    lora_rank: Rank = 0,
+    gradient_checkpointing: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure this machine with random weights, and compare the figures with its roofline.
@@ -163,6 +175,8 @@ def bench(
         "deterministic": deterministic,
         "eager": eager,
         "offload": offload,
+        "lora_rank": lora_rank,
+        "gradient_checkpointing": gradient_checkpointing,
     }
     raise typer.Exit(
         run_bench(kind, model=model, device=device, dtype=dtype, as_json=as_json, work=work)

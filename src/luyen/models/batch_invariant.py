@@ -16,6 +16,8 @@ import torch.nn.functional as F
 import torch.utils.deterministic
 from torch import Tensor, nn
 
+from luyen.models.device_lock import MODES
+
 _VECTOR = 32
 _GRAIN = 32768
 """Numbers that PyTorch gives to a thread before it calls for another one."""
@@ -119,16 +121,17 @@ def deterministic_algorithms() -> Generator[None]:
     Some operators have no other switch. It is process-wide, so it is on for single calls only: it
     would slow down, or refuse, operators that repeat anyway.
     """
-    before = torch.are_deterministic_algorithms_enabled()
-    is_warning = torch.is_deterministic_algorithms_warn_only_enabled()
-    is_filling = _FILL.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    _FILL.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        _FILL.fill_uninitialized_memory = is_filling
-        torch.use_deterministic_algorithms(before, warn_only=is_warning)
+    with MODES:
+        before = torch.are_deterministic_algorithms_enabled()
+        is_warning = torch.is_deterministic_algorithms_warn_only_enabled()
+        is_filling = _FILL.fill_uninitialized_memory
+        torch.use_deterministic_algorithms(True)
+        _FILL.fill_uninitialized_memory = False
+        try:
+            yield
+        finally:
+            _FILL.fill_uninitialized_memory = is_filling
+            torch.use_deterministic_algorithms(before, warn_only=is_warning)
 
 
 # Row gather with repeated indices, whose gradient is bitwise reproducible.

@@ -7,6 +7,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from luyen.config.schema.model import ModelConfig
 from luyen.models.hf_loading import config_of, inspect_folder
+from luyen.models.load import save_memory
+from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy
 
 _SPREAD = 0.2
@@ -67,6 +69,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
     },
+    "qwen2.5-32b": {
+        **_QWEN25,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+    },
     "qwen3-0.6b": {
         "model_type": "qwen3",
         "vocab_size": 151936,
@@ -82,8 +94,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Published configurations by short name."""
 
 
-def shaped_policy(name: str, *, dtype: torch.dtype, device: str, seed: int = 0) -> Policy:
-    """A policy with random weights of a shape in `SHAPES`, or of the model in a directory."""
+def shaped_policy(
+    name: str,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    seed: int = 0,
+    model: ModelConfig | None = None,
+) -> Policy:
+    """A policy with random weights of a shape in `SHAPES`, or of the model in a directory.
+
+    `model` says what saves memory, and which adapter learns; None: all weights, nothing saved.
+    """
     loader: Any = AutoConfig
     if name in SHAPES:
         shape = {"max_position_embeddings": 32768, **SHAPES[name]}
@@ -97,4 +119,9 @@ def shaped_policy(name: str, *, dtype: torch.dtype, device: str, seed: int = 0) 
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []), place:
         torch.manual_seed(seed)
         net = makes.from_config(config, dtype=dtype).to(place)
-    return Policy(net, vocabulary=net.config.get_text_config().vocab_size).eval()
+    if model is not None and model.lora_rank > 0:
+        add_adapter(net, model, seed=seed)
+    policy = Policy(net, vocabulary=net.config.get_text_config().vocab_size)
+    if model is not None:
+        save_memory(policy.model, model)
+    return policy.eval()

@@ -213,6 +213,40 @@ class Generation:
 # Asynchronous generation.
 
 T = TypeVar("T")
+
+
+@final
+class DeviceStream:
+    """The stream of a GPU that a thread generates on, beside that of the trainer's thread.
+
+    Decode steps read memory and training steps compute, so that the device does both at once.
+
+    Example:
+        >>> DeviceStream(None).use()
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        """`device` None, or no GPU: there are no streams."""
+        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+        """This one, and the trainer's."""
+        if device is not None and device.type == "cuda":
+            self._streams = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+
+    def use(self) -> None:
+        """Let the calling thread launch its kernels on this stream, after what was launched."""
+        if self._streams is not None:
+            torch.cuda.set_stream(self._streams[0])  # and the device, which is a thread's own too
+            self._wait()
+
+    async def after_trainer(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do work of this thread's after all that the trainer has launched before."""
+        self._wait()
+        return await work
+
+    def _wait(self) -> None:
+        if self._streams is not None:
+            own, trainer = self._streams
+            own.wait_stream(trainer)
 LoadWeights: TypeAlias = Callable[[int, Collection[int]], Coroutine[Any, Any, None]]
 """`(version, versions to keep)`: loads the trainer's current weights into the engine."""
 _LAST_S = 10.0
@@ -237,13 +271,15 @@ class AsyncGeneration:
         *,
         load_weights: LoadWeights,
         partial_rollouts: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         """`load_weights` runs on the thread of the engine.
 
         With `partial_rollouts` the engine has one version at a time: unfinished responses
-        continue with the next one.
+        continue with the next one. `device` is the GPU that engine and trainer share, if they do.
         """
         self._partial_rollouts = partial_rollouts
+        self._stream = DeviceStream(device)
         self._generation = generation
         self._load_weights = load_weights
         self._client: EngineClient
@@ -293,7 +329,7 @@ class AsyncGeneration:
             if self._partial_rollouts
             else {v for v in self._versions if v in self._needed}
         )
-        loading = self._load_weights(version, kept)
+        loading = self._stream.after_trainer(self._load_weights(version, kept))
         if self._partial_rollouts:
             loading = self._client.change_weights(version, loading)
         self._versions = kept | {version}
@@ -351,6 +387,7 @@ class AsyncGeneration:
         # PyTorch keeps this number per thread, and another one could change how sums round.
         torch.set_num_threads(threads)
         asyncio.set_event_loop(self._loop)
+        self._stream.use()
         HEART.work_ahead()
         try:
             self._loop.run_forever()

@@ -11,6 +11,7 @@ import torch
 from luyen.base.errors import UserError
 from luyen.checkpoint.writer import CheckpointWriter
 from luyen.engine.sharded_state import merge_sums
+from luyen.models.device_lock import CALLS
 from luyen.models.policy import Policy
 from luyen.models.weights import Fingerprint, trained_parameters
 from luyen.rollout.engines import VersionedEngines
@@ -88,7 +89,8 @@ class LocalWorkers(WorkerGroup[W]):
         assert isinstance(self.worker, TrainWorker), "no other worker has engines to publish to"
         start = time.monotonic()
         weights = trained_parameters(self.worker.actor.policy)
-        digests = merge_sums([self.worker.weight_sums()])
+        with CALLS:
+            digests = merge_sums([self.worker.weight_sums()])
         gathered = GatheredWeights(
             parts=[weights],
             bytes=total_bytes(weights.values()),
@@ -111,7 +113,8 @@ class LocalWorkers(WorkerGroup[W]):
     ) -> None:
         """Write a checkpoint from this process."""
         assert not further, "every role is in this process"
-        writer.save(step, {**self.worker.state(), **parts}, facts=facts)
+        with CALLS:
+            writer.save(step, {**self.worker.state(), **parts}, facts=facts)
 
     def _begin(
         self,
@@ -122,7 +125,8 @@ class LocalWorkers(WorkerGroup[W]):
         (own,) = arguments
         if self.is_strict:
             own, named = pickle_roundtrip((own, named))
-        value = method(self.worker, *own, **named)
+        with CALLS:
+            value = method(self.worker, *own, **named)
         found = [pickle_roundtrip(value) if self.is_strict else value]
         return lambda: found
 
@@ -301,6 +305,7 @@ def local_roles(
             generation,
             load_weights=weight_sync.publish_extra,
             partial_rollouts=partial_rollouts,
+            device=worker.device,
         )
     else:
         rollout = SharedRollout(engine, generation, worker.actor.policy, frees_cache=frees_cache)

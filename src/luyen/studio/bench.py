@@ -48,12 +48,17 @@ class ModelSizes:
     """Sizes of a model that determine the roofline.
 
     Example:
-        >>> ModelSizes(parameters=10, weight_bytes=20, token_bytes=4, vocabulary=8).weight_bytes
-        20
+        >>> sizes = ModelSizes(
+        ...     parameters=10, learning=1, weight_bytes=20, token_bytes=4, vocabulary=8
+        ... )
+        >>> sizes.update_flops(1)
+        42.0
     """
 
     parameters: int
     """Numbers that take part in a forward pass."""
+    learning: int
+    """Those of them that learn."""
     weight_bytes: int
     """Bytes of them."""
     token_bytes: int
@@ -70,6 +75,7 @@ class ModelSizes:
         used = [p for p in policy.parameters() if p is not table or table is head]
         return cls(
             parameters=sum(p.numel() for p in used),
+            learning=sum(p.numel() for p in used if p.requires_grad),
             weight_bytes=sum(p.numel() * p.element_size() for p in used),
             token_bytes=2 * shape.layers * shape.heads * shape.width * shape.dtype.itemsize,
             vocabulary=policy.head.vocabulary,
@@ -81,8 +87,11 @@ class ModelSizes:
         return steps * self.weight_bytes + contexts * self.token_bytes + logit_bytes
 
     def update_flops(self, tokens: int) -> float:
-        """Two a weight forward, four backward, for each token; attention comes on top."""
-        return 6.0 * self.parameters * tokens
+        """Two a weight forward, two backward, and two if it learns, for each token.
+
+        Attention comes on top.
+        """
+        return (4.0 * self.parameters + 2.0 * self.learning) * tokens
 
 
 def measure_ceilings(device: str, dtype: torch.dtype) -> Ceilings:

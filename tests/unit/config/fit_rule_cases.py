@@ -24,10 +24,6 @@ FIT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "trainer.plugins=ENGINES",
         ),
     ),
-    "N01": (
-        ("trainer.max_staleness=1", "trainer.device=cuda"),
-        ("trainer.max_staleness=1", "trainer.device=cpu"),
-    ),
     "F04": (
         (f"{A}.strategy=fsdp2",),
         (f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=2"),

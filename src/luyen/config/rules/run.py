@@ -449,17 +449,3 @@ def _saved(s: RuleContext) -> list[Path]:
 def _step(checkpoint: Path) -> int:
     digits = checkpoint.name.removeprefix("step_")
     return int(digits) if digits.isdigit() else -1
-
-
-# N: combinations that are not implemented are refused.
-
-
-@rule("N01", "error")
-def run_can_be_carried_out(s: RuleContext) -> Iterator[Finding]:
-    """The run needs nothing that is not built yet."""
-    trainer, where = s.config.trainer, s.where
-    is_one_gpu = where.device == "cuda" and where.runtime == "local"
-    if trainer.max_staleness > 0 and trainer.stage == "rl" and is_one_gpu:
-        why = "in one process on a GPU, generation and training take turns so far"
-        fix = "set trainer.runtime=ray and actor_rollout_ref.rollout.nnodes=1, or it to 0"
-        yield Finding(field="trainer.max_staleness", why=why, fix=fix)

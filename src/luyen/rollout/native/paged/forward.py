@@ -9,6 +9,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from luyen.models.device_lock import MODES
 from luyen.models.head import Head
 from luyen.models.policy import Policy
 from luyen.rollout.native.paged.device_state import RowState, StepNeeds
@@ -73,7 +74,8 @@ def sample_next(
     sampled = _sample_cuda(head, raw, keys, count, temperature, greedy)
     if limits is not None:
         logits = head.from_linear(raw) / temperature[:, None]
-        cut = sample_tokens(logits, uniforms(keys, count), greedy, limits, allowed=allowed)
+        with MODES:  # it sums floats, which PyTorch's deterministic mode refuses
+            cut = sample_tokens(logits, uniforms(keys, count), greedy, limits, allowed=allowed)
         # Rows without truncation get the same token whatever the rest of the batch does.
         tokens = torch.where(state.is_truncated(here), cut.tokens, sampled.tokens)
         sampled = replace(cut, tokens=tokens, logps=_score_cuda(head, raw, tokens, temperature))

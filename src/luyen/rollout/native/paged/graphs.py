@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar, final
 
 import torch
 
+from luyen.models.device_lock import CALLS
 from luyen.models.policy import Policy
 
 _WARM_UP = 2
@@ -52,17 +53,20 @@ class GraphCache(Generic[Kind]):
     def get(self, kind: Kind, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """The graph of this work; None: it is launched call by call.
 
-        At first need `work` runs to warm up, and once more to be captured.
+        At first need `work` runs to warm up, and once more to be captured. While another thread
+        trains nothing is captured.
         """
-        if self.is_eager:
+        if self.is_eager or kind in self._graphs:
+            return self._graphs.get(kind)
+        if not CALLS.acquire(blocking=False):
             return None
-        if kind not in self._graphs:
-            try:
-                self._graphs[kind] = self._record(work)
-            except RuntimeError as error:
-                self._fall_back_to_eager(error)
-                return None
-        return self._graphs[kind]
+        try:
+            self._graphs[kind] = self._record(work)
+        except RuntimeError as error:
+            self._fall_back_to_eager(error)
+        finally:
+            CALLS.release()
+        return self._graphs.get(kind)
 
     def _fall_back_to_eager(self, error: RuntimeError) -> None:
         """Go on without graphs: some layers copy from the host, which cannot be captured."""
@@ -82,7 +86,8 @@ class GraphCache(Generic[Kind]):
                 work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may allocate memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         self._pool = self._pool or graph.pool()
         return graph
