@@ -247,6 +247,8 @@ class DeviceStream:
         if self._streams is not None:
             own, trainer = self._streams
             own.wait_stream(trainer)
+
+
 LoadWeights: TypeAlias = Callable[[int, Collection[int]], Coroutine[Any, Any, None]]
 """`(version, versions to keep)`: loads the trainer's current weights into the engine."""
 _LAST_S = 10.0
