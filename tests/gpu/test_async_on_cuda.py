@@ -1,4 +1,4 @@
-"""One process on a GPU that generates while it trains: two streams, and the numbers of one order."""
+"""One process on a GPU generates while it trains: two streams, and the numbers of one order."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Weights that stay where they are: another process on the GPU maps the trainer's memory (CUDA IPC).
+"""Weights that stay where they are: a process on the GPU maps the trainer's memory (CUDA IPC).
 
 Nothing is copied on the trainer's side. The memory holds a publication until the trainer takes its
 next step; who maps it after that finds other digests.
