@@ -44,12 +44,10 @@ def _varlen_kernel(
     else:
         # The last queries of a segment see most keys: they start first.
         segment, begin = place // tiles, (tiles - 1 - place % tiles) * TILE
-    queries = tl.load(ranges[2] + segment)
-    length = tl.load(ranges[3] + segment)
+    queries, length = tl.load(ranges[2] + segment), tl.load(ranges[3] + segment)
     if begin >= queries:
         return
-    token = begin + tl.arange(0, TILE)
-    column = tl.arange(0, PADDED)
+    token, column = begin + tl.arange(0, TILE), tl.arange(0, PADDED)
     mask = (token < queries)[:, None] & (column < WIDTH)[None, :]
     packed = tl.load(ranges[0] + segment).to(tl.int64) + token
     at = packed[:, None] * query[1] + head * query[2] + column[None, :]
@@ -57,8 +55,8 @@ def _varlen_kernel(
     positions = length - queries + token
     newest = tl.minimum(length, length - queries + begin + TILE)
     first = tl.maximum(length - queries + begin + 1 - SLIDING, 0) if SLIDING > 0 else 0
-    key_pointer = keys[0] + (head // GROUP) * keys[2]
-    value_pointer = values[0] + (head // GROUP) * values[2]
+    group = head // GROUP
+    key_pointer, value_pointer = keys[0] + group * keys[2], values[0] + group * values[2]
     if IS_PAGED:
         table = tables[0] + segment.to(tl.int64) * tables[1]
     else:
@@ -70,8 +68,7 @@ def _varlen_kernel(
         table, first, newest, rate, cap, WIDTH, SLIDING, HAS_CAP, IS_PAGED,
     )  # fmt: skip
     sink = tl.zeros([TILE], tl.float32)
-    if HAS_SINKS:
-        sink += tl.load(sinks + head).to(tl.float32) * LOG2E
+    sink += tl.load(sinks + head).to(tl.float32) * LOG2E if HAS_SINKS else 0.0
     result, logs = finish(top, total, mixed, sink, HAS_SINKS)
     at = packed[:, None] * out[1] + head * out[2] + column[None, :]
     tl.store(out[0] + at, result.to(out[0].dtype.element_ty), mask=mask)
@@ -146,23 +143,16 @@ def _launch(
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp; `launch` is queries at once, warps and stages."""
     tokens, heads, width = query.shape
-    out = torch.empty(tokens, heads, width, dtype=query.dtype, device=query.device)
-    lse = torch.empty(heads, tokens, dtype=torch.float32, device=query.device)
+    out, lse = query.new_empty(query.shape), query.new_empty(heads, tokens, dtype=torch.float32)
     query, padded = dense(query), max(16, triton.next_power_of_2(width))
     tile, warps, stages = launch
     tiles = triton.cdiv(segments.max_query, tile)
     programs = tiles * segments.query_lengths.numel() if listed is None else listed.shape[0]
     _varlen_kernel[(programs, heads)](
-        (query, *query.stride()[:2]),
-        *sources,
+        (query, *query.stride()[:2]), *sources,
         None if tables is None else (tables, tables.stride(0)),
-        segments.ranges(),
-        window.sinks,
-        (out, *out.stride()[:2]),
-        (lse, lse.stride(0)),
-        tiles,
-        listed,
-        *score_factors(scale, window.softcap),
+        segments.ranges(), window.sinks, (out, *out.stride()[:2]), (lse, lse.stride(0)),
+        tiles, listed, *score_factors(scale, window.softcap),
         GROUP=heads // kv_heads,
         TILE=tile,
         WIDTH=width,
@@ -174,7 +164,7 @@ def _launch(
         num_warps=warps,
         num_stages=fitting_stages(stages, padded, query.element_size()),
         **EXACT,
-    )
+    )  # fmt: skip
     return out, lse
 
 

@@ -158,13 +158,10 @@ class PagedEngine:
             why = "the model was loaded with its own attention, which this engine cannot use"
             raise UserError("actor_rollout_ref.rollout.name", "native", why, "set it to hf")
         self._policy = policy
-        self._limit = max_model_len
-        self._most_rows = max_num_seqs
+        self._limit, self._most_rows = max_model_len, max_num_seqs
         self._tokens_at_once = max_num_batched_tokens
         self._utilization = gpu_memory_utilization
-        self._decode = decode
-        self._most_pages = most_pages
-        self._is_open = is_open
+        self._decode, self._most_pages, self._is_open = decode, most_pages, is_open
         self._shape = cache_shape(policy)
         self._steps = DecodeGraphs(policy, heads=self._shape.heads, is_eager=enforce_eager)
         self._reader = PromptReader(
