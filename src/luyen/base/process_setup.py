@@ -1,8 +1,8 @@
 """Process setup before torch loads: exact arithmetic, supported versions, garbage collection.
 
-Rollout and training multiply the same rows in batches of different sizes. MKL, on x86, chooses
-kernels by size, and the sums then differ in the last bit, unless it is set to be strict. OpenBLAS,
-on ARM under Linux, sums every row alike, single ones apart (`luyen.models.batch_invariant_linear`).
+Rollout and training multiply the same rows in batches of different sizes. On Intel, MKL chooses
+kernels by size, and the sums then differ in the last bit, unless it is set to be strict. MKL on AMD
+and OpenBLAS on ARM sum every row alike, few ones apart (`luyen.models.batch_invariant_linear`).
 """
 
 import functools
@@ -10,12 +10,15 @@ import gc
 import logging
 import os
 import platform
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
 _VARIABLE = "MKL_CBWR"
+_ZEN_5 = 26
+"""What the system calls the family of AMD's processors of 2024."""
 _UNUSED_KERNEL = "bitsandbytes.backends.cpu.ops"
 """Logger that asks, on some CPUs, for another package with a product that Luyen does not use."""
 
@@ -46,31 +49,52 @@ def _processor() -> str:
     return cpuinfo.read_text().partition("\n\n")[0] if cpuinfo.is_file() else ""
 
 
-def is_promised(dtype: str) -> bool:
-    """Whether exactness is promised here: fp32, with MKL in strict mode or with OpenBLAS on ARM.
+def is_amd() -> bool:
+    """Whether this is an x86-64 processor of AMD, on which MKL knows no strict mode."""
+    return has_mkl() and "AuthenticAMD" in _processor()
 
-    MKL does not honour strict mode on the processors of other makers than Intel. OpenBLAS was
-    measured without SVE, for which it has other kernels; other systems have another library.
+
+def is_promised(dtype: str) -> bool:
+    """Whether exactness is promised here: in fp32, on the processors where it was measured.
+
+    On Intel with MKL in strict mode; on AMD from Zen 5 on, whose family is 26; with OpenBLAS on ARM
+    without SVE, for which it has other kernels. Other systems on ARM have another library.
     """
     if dtype != "float32":
         return False
+    if is_amd():
+        family = re.search(r"^cpu family\s*: (\d+)$", _processor(), re.MULTILINE)
+        is_measured = family is not None and int(family[1]) >= _ZEN_5
+        return is_measured and instruction_set_in_force() == "AVX512"
     if has_mkl():
-        return "AuthenticAMD" not in _processor() and "STRICT" in os.environ.get(_VARIABLE, "")
+        return "STRICT" in os.environ.get(_VARIABLE, "")
     is_linux_on_arm = (platform.system(), platform.machine()) == ("Linux", "aarch64")
     return is_linux_on_arm and " sve" not in _processor()
+
+
+def least_rows() -> int:
+    """Rows that a product needs here to give each row the bits that it has among many; 1: any."""
+    if is_amd():
+        return 4
+    return 1 if has_mkl() else 2
 
 
 def padded_length(tokens: int) -> int:
     """Keys are padded to this many, so that attention sums in the same order for every query.
 
-    Measured: 32 suffices up to 256 tokens and 256 beyond; on MKL's AVX2 branch it takes 512.
+    Measured: 32 suffices up to 256 tokens and 256 beyond; on AMD 32 up to 128 and 512 beyond; on
+    MKL's AVX2 branch it takes 512.
 
     Example:
         >>> padded_length(33) >= 33
         True
     """
-    short = 32 if tokens <= 256 else 256
-    step = 512 if instruction_set_in_force() == "AVX2" else short
+    if instruction_set_in_force() == "AVX2":
+        step = 512
+    elif is_amd():
+        step = 32 if tokens <= 128 else 512
+    else:
+        step = 32 if tokens <= 256 else 256
     return -(-tokens // step) * step
 
 

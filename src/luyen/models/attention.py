@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from luyen.base.process_setup import has_mkl
+from luyen.base.process_setup import least_rows
 from luyen.models.batch_invariant import batch_invariant
 
 # The attention arithmetic itself, for training and for decoding.
@@ -81,14 +81,16 @@ def decode_attention(
     if window.sliding is not None:
         mask &= place[None, :] >= lengths[:, None] - window.sliding
     shown = mask[:, None, None, :]
-    if window.is_fused and (heads > k.shape[1] or has_mkl()):
-        grouped = q.view(rows, k.shape[1], heads // k.shape[1], width)
+    # A few rows are multiplied by other code, with other rounding: queries come several times.
+    if window.is_fused:
+        group = heads // k.shape[1]
+        copies = -(-least_rows() // group)
+        grouped = q.view(rows, k.shape[1], group, width).repeat(1, 1, copies, 1)
         out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=shown, scale=scale)
+        out = out[:, :, :group]
     else:
-        # Twice the same query: a single row is multiplied by other code, with other rounding; in
-        # PyTorch's own kernel only without MKL.
-        twice = q[:, :, None].repeat(1, 1, 2, 1)
-        out = masked_attention(twice, k, v, shown, scale, window)[:, :, 0]
+        several = q[:, :, None].repeat(1, 1, max(2, least_rows()), 1)
+        out = masked_attention(several, k, v, shown, scale, window)[:, :, 0]
     return out.reshape(rows, heads, v.shape[-1])
 
 

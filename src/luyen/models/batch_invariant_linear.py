@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from luyen.base.process_setup import has_mkl, is_promised
+from luyen.base.process_setup import has_mkl, is_promised, least_rows
 from luyen.models.fused.layers import AttentionPlan, MlpPlan
 from luyen.models.fused.packed_linear import PackedLinear, Product
 
@@ -201,44 +201,53 @@ def _forward(self: nn.Linear, x: Tensor) -> Tensor:
     return batch_invariant_linear(x, self.weight, self.bias)
 
 
-# Linear layers on an ARM CPU: a single row gets the bits that it has in a batch.
+# Linear layers on a CPU: a few rows get the bits that they have among many.
 #
-# OpenBLAS sums the products of a row in one order for any number of rows, except for a single
-# row, which it treats as a vector and sums in another order. So a single row is duplicated.
+# MKL on AMD and OpenBLAS sum the products of a row in one order for any number of rows, except for
+# a few rows, which they sum in another order. So a few rows are filled up with zeros.
 
 
-def batch_invariant_single_rows(model: nn.Module) -> None:
+def batch_invariant_few_rows(model: nn.Module) -> None:
     """Make every plain linear layer batch-invariant, in place, where this processor needs it.
 
     Only plain layers are seen, the base and the adapter of a LoRA layer among them; experts that
-    multiply by themselves are not. Two libraries would sum differently, so one is shut.
+    multiply by themselves are not.
     """
     floats = [p for p in model.parameters() if p.is_floating_point()]
     is_single = all(parameter.dtype == torch.float32 for parameter in floats)
-    if has_mkl() or not is_single or not is_promised("float32"):
+    if not is_single or few_rows_product("float32") is F.linear:
         return
-    torch.backends.mkldnn.enabled = False  # pyright: ignore[reportAttributeAccessIssue]
+    if not has_mkl():
+        # Two libraries would sum differently, so one is shut.
+        torch.backends.mkldnn.enabled = False  # pyright: ignore[reportAttributeAccessIssue]
     for module in model.modules():
         if type(module) is nn.Linear:
             vars(module).update(
-                {PRODUCT: twice_if_single, "forward": MethodType(_single_row_forward, module)}
+                {PRODUCT: few_rows_linear, "forward": MethodType(_few_rows_forward, module)}
             )
         elif RESTORED in vars(module):
-            vars(module)[PRODUCT] = twice_if_single
+            vars(module)[PRODUCT] = few_rows_linear
 
 
-def twice_if_single(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`; the bits of a row do not depend on whether it is alone.
+def few_rows_product(dtype: str) -> Product:
+    """What gives a row the same bits in any number of rows on this CPU, where that is promised."""
+    return few_rows_linear if least_rows() > 1 and is_promised(dtype) else F.linear
+
+
+def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`; the bits of a row do not depend on whether it is one of a few.
 
     Example:
-        >>> twice_if_single(torch.ones(1, 2), torch.ones(3, 2))
+        >>> few_rows_linear(torch.ones(1, 2), torch.ones(3, 2))
         tensor([[2., 2., 2.]])
     """
-    if x.numel() != x.shape[-1]:
+    count = x.numel() // x.shape[-1]
+    missing = least_rows() - count
+    if missing <= 0 or count == 0:
         return F.linear(x, weight, bias)
-    both = F.linear(x.reshape(1, -1).repeat(2, 1), weight, bias)
-    return both[0].view(*x.shape[:-1], -1)
+    rows = F.linear(F.pad(x.reshape(count, -1), (0, 0, 0, missing)), weight, bias)
+    return rows[:count].view(*x.shape[:-1], -1)
 
 
-def _single_row_forward(self: nn.Linear, x: Tensor) -> Tensor:
-    return twice_if_single(x, self.weight, self.bias)
+def _few_rows_forward(self: nn.Linear, x: Tensor) -> Tensor:
+    return few_rows_linear(x, self.weight, self.bias)

@@ -12,11 +12,9 @@ from types import MethodType
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from luyen.base.process_setup import has_mkl, is_promised
-from luyen.models.batch_invariant_linear import twice_if_single
+from luyen.models.batch_invariant_linear import few_rows_product
 from luyen.models.fused.packed_linear import Product
 
 ROUTING = "luyen_routing"
@@ -139,7 +137,7 @@ def _route_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Te
     if x.is_cuda:
         plain: Any = type(self).forward
         return plain(self, x)
-    logits = _product(x.dtype)(x, self.weight, None)
+    logits = few_rows_product(str(x.dtype).removeprefix("torch."))(x, self.weight, None)
     routing = route(logits, self.top_k)
     weights = routing.probability.gather(-1, routing.experts)
     # Mixtral always divides by the sum.
@@ -150,7 +148,7 @@ def _route_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Te
 
 def _in_order(experts: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """The weighted outputs of each token's experts, added in the order of `chosen`."""
-    made = _outputs(experts, x, chosen, _product(x.dtype))
+    made = _outputs(experts, x, chosen, few_rows_product(str(x.dtype).removeprefix("torch.")))
     parts = zip(weights.unbind(-1), made, strict=True)
     return _sum_in_order([weight[:, None] * part for weight, part in parts]).to(x.dtype)
 
@@ -179,9 +177,3 @@ def _sum_in_order(parts: Sequence[Tensor]) -> Tensor:
     for part in rest:
         first = first + part
     return first
-
-
-def _product(dtype: torch.dtype) -> Product:
-    """What gives a row the same bits in any number of rows, where that is promised."""
-    needs_two = not has_mkl() and is_promised(str(dtype).removeprefix("torch."))
-    return twice_if_single if needs_two else F.linear

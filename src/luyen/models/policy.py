@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from luyen.base.errors import UserError
 from luyen.models.attention import AttentionContext, use_our_attention
 from luyen.models.batch_invariant import batch_invariant_modules, gather_rows
-from luyen.models.batch_invariant_linear import batch_invariant_single_rows, choose_products
+from luyen.models.batch_invariant_linear import batch_invariant_few_rows, choose_products
 from luyen.models.experts import ROUTING, RoutingLog, batch_invariant_experts, routed_layers
 from luyen.models.fused.patch import FusedReport, fuse_layers
 from luyen.models.head import Head, TokenScores, likeliest_targets, score
@@ -47,7 +47,7 @@ def prepare_layers(model: PreTrainedModel, device: torch.device) -> FusedReport 
     if device.type == "cuda":
         return fuse_layers(model)
     batch_invariant_modules(model)
-    batch_invariant_single_rows(model)
+    batch_invariant_few_rows(model)
     return None
 
 

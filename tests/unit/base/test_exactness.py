@@ -45,13 +45,28 @@ def test_a_kernel_that_is_not_used_is_not_asked_for():
     assert not asking.logger.isEnabledFor(logging.WARNING)
 
 
-@pytest.mark.parametrize(("vendor", "promised"), [("GenuineIntel", True), ("AuthenticAMD", False)])
-def test_only_processors_on_which_mkl_is_strict_are_promised(
-    monkeypatch: pytest.MonkeyPatch, vendor: str, promised: bool
+@pytest.mark.parametrize(
+    ("vendor", "family", "setting", "promised", "rows"),
+    [
+        ("GenuineIntel", 6, "AVX512,STRICT", True, 1),
+        ("GenuineIntel", 6, "AVX512", False, 1),
+        ("AuthenticAMD", 25, "AVX512,STRICT", False, 4),
+        ("AuthenticAMD", 26, "AVX512,STRICT", True, 4),
+        ("AuthenticAMD", 26, "COMPATIBLE", False, 4),
+    ],
+)
+def test_only_processors_that_were_measured_are_promised(
+    monkeypatch: pytest.MonkeyPatch,
+    vendor: str,
+    family: int,
+    setting: str,
+    promised: bool,
+    rows: int,
 ):
-    monkeypatch.setenv("MKL_CBWR", "AVX512,STRICT")
-    on(monkeypatch, "x86_64", processor=f"vendor_id : {vendor}\nflags : avx512f")
-    assert process_setup.is_promised("float32") is promised
+    monkeypatch.setenv("MKL_CBWR", setting)
+    said = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t: avx512f"
+    on(monkeypatch, "x86_64", processor=said)
+    assert (process_setup.is_promised("float32"), process_setup.least_rows()) == (promised, rows)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +78,13 @@ def test_only_processors_on_which_mkl_is_strict_are_promised(
 )
 def test_lengths_are_padded_by_branch(monkeypatch: pytest.MonkeyPatch, branch: str, expected):
     monkeypatch.setenv("MKL_CBWR", branch)
+    assert {n: process_setup.padded_length(n) for n in expected} == expected
+
+
+def test_lengths_are_padded_as_amd_needs_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MKL_CBWR", "AVX512,STRICT")
+    on(monkeypatch, "x86_64", processor="vendor_id\t: AuthenticAMD\nflags\t: avx512f")
+    expected = {1: 32, 97: 128, 128: 128, 129: 512, 513: 1024}
     assert {n: process_setup.padded_length(n) for n in expected} == expected
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from luyen.base import process_setup
-from luyen.models import experts
+from luyen.models import batch_invariant_linear, experts
+from luyen.models.batch_invariant_linear import few_rows_linear
 from luyen.models.experts import RoutingLog, route, routed_layers
 from luyen.models.hf_generation import hf_attention
 from luyen.models.policy import Policy
@@ -92,9 +93,9 @@ def test_equally_likely_experts_are_taken_in_their_order():
     assert log.counts().tolist() == [[5, 5, 0, 0]]
 
 
-def test_single_rows_take_the_batch_invariant_product_without_mkl(monkeypatch: pytest.MonkeyPatch):
+def test_few_rows_take_the_batch_invariant_product(monkeypatch: pytest.MonkeyPatch):
     sizes: list[int] = []
-    product = experts.twice_if_single
+    product = few_rows_linear
 
     def noted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         sizes.append(len(x))
@@ -103,9 +104,9 @@ def test_single_rows_take_the_batch_invariant_product_without_mkl(monkeypatch: p
     layer: Any = routed_layers(tiny_policy("mixtral").model)[0]
     x = torch.randn(1, 1, 64)
     expected = layer(x)
-    monkeypatch.setattr(experts, "twice_if_single", noted)
-    monkeypatch.setattr(experts, "has_mkl", lambda: False)
-    monkeypatch.setattr(experts, "is_promised", lambda name: name == "float32")
+    monkeypatch.setattr(batch_invariant_linear, "few_rows_linear", noted)
+    monkeypatch.setattr(batch_invariant_linear, "least_rows", lambda: 2)
+    monkeypatch.setattr(batch_invariant_linear, "is_promised", lambda name: name == "float32")
     torch.testing.assert_close(layer(x), expected)
     assert sizes == [1] * 5, "the router, and both products of both experts"
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from luyen.models import head as head_module
-from luyen.models.batch_invariant_linear import batch_invariant_single_rows
+from luyen.models.batch_invariant_linear import batch_invariant_few_rows
 from luyen.models.head import Head, score
 
 LOGITS = [[0.0, math.log(3.0), math.log(4.0)], [1.0, 1.0, 1.0]]
@@ -67,7 +67,7 @@ def gradients(chunk: int, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]
     hidden = torch.randn(23, 16, requires_grad=True)
     head = Head(linear=linear, vocabulary=37, softcap=3.0)
     targets = torch.randint(0, 37, (23,))
-    batch_invariant_single_rows(linear)
+    batch_invariant_few_rows(linear)
     found = score(head, hidden, targets, temperature=0.8, entropy=True)
     weights = torch.linspace(-1, 1, 23)
     (weights * found.logp + weights.flip(0) * found.entropy).sum().backward()
