@@ -136,4 +136,4 @@ def test_a_rollout_as_data(ran: Ran):
     name = f"{rollout.group}/{rollout.sample}"
     code, page = replayed_page(ran.root, "--step", "2", "--rollout", name)
     assert (code, page["equal"], page["rollout"]) == (0, True, name)
-    assert page["tokens"][0]["recorded"] == page["tokens"][0]["drawn"]
+    assert page["tokens"][0]["recorded"] == page["tokens"][0]["regenerated"]

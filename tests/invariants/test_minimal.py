@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from luyen.algorithms.objective import Objective
-from luyen.base.process_setup import has_mkl
+from luyen.base.process_setup import has_mkl, least_rows
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.config.schema.model import ModelConfig
 from luyen.engine.actor import ActorEngine, score
@@ -33,6 +33,8 @@ STEPS = 3
 WEIGHTS = 1e-6 if has_mkl() else 1e-5
 """Gradients agree to 1e-6, but Adam divides one by its own size: of one that is nearly 0, rounding
 is left, and OpenBLAS rounds the two forms of a model less alike than MKL does."""
+LOGPS = 2e-5 if least_rows() == 1 else 4e-5
+"""The example multiplies a few rows as they are, which some processors round otherwise than many."""
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +152,7 @@ def test_the_example_drew_with_the_log_probabilities_that_the_framework_finds(
     config = ModelConfig(path=str(directory), enable_gradient_checkpointing=False)
     policy = load_policy(config, device="cpu", vocabulary=len(tokenizer))
     found = score(policy, batch, PASSES, temperature=0.7)["logp"]
-    torch.testing.assert_close(found, batch.streams["old_logp"], rtol=0, atol=2e-5)
+    torch.testing.assert_close(found, batch.streams["old_logp"], rtol=0, atol=LOGPS)
 
 
 def test_another_clip_range_would_be_noticed(minimal: ModuleType, directory: Path):
