@@ -34,7 +34,7 @@ WEIGHTS = 1e-6 if has_mkl() else 1e-5
 """Gradients agree to 1e-6, but Adam divides one by its own size: of one that is nearly 0, rounding
 is left, and OpenBLAS rounds the two forms of a model less alike than MKL does."""
 LOGPS = 2e-5 if least_rows() == 1 else 4e-5
-"""The example multiplies a few rows as they are, which some processors round otherwise than many."""
+"""The example multiplies few rows as they are, which some processors round unlike many."""
 
 
 @pytest.fixture(scope="module")
