@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from luyen.base.process_setup import instruction_set_in_force
+from luyen.base.process_setup import instruction_set_in_force, is_amd
 from luyen.config.check import check
 from luyen.train.start import run_training
 from tests.e2e.recipes import RECIPES
@@ -15,7 +15,7 @@ from tests.e2e.tiny import luyen
 SHIPPED = Path(__file__).parents[2] / "src/luyen/builtin/arithmetic"
 transformers = pytest.importorskip("transformers")
 HERE = {
-    "instruction_set": instruction_set_in_force(),
+    "instruction_set": "AMD" if is_amd() else instruction_set_in_force(),
     "torch": torch.__version__,
     "transformers": transformers.__version__,
 }
