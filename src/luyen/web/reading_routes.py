@@ -4,7 +4,9 @@ What they answer comes from plain functions of `luyen.studio.screens`; blocking 
 threads of the web framework.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from concurrent.futures import Future
 from typing import Annotated, Any, Literal, final
 
 from fastapi import Query
@@ -14,14 +16,62 @@ from pydantic import BaseModel, Field
 from luyen import __version__
 from luyen.studio.actions.routes import ActingRoutes, CheckRequest
 from luyen.studio.screens import overview, records
-from luyen.studio.screens.live import LiveEvents
+from luyen.studio.screens.live import LiveEvents, json_bytes
 from luyen.studio.screens.state import Studio
-from luyen.web.shared_replies import SharedReplies
 
 Names = Annotated[list[str], Query()]
 Tail = Annotated[int, Query(ge=1, le=5000)]
 Split = Literal["train", "validation"]
 _FIRST_SCAN_S = 0.7
+_JSON = "application/json"
+
+
+@final
+class SharedReplies:
+    """Replies that tabs which ask for the same at the same time share; for several threads.
+
+    Every tab that follows a run renews its screen upon the same event. An answer is computed for
+    the first of them and once more for all that asked meanwhile: an answer is never older than its
+    request.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Hashable, Future[bytes | None]] = {}
+        self._next: dict[Hashable, Future[bytes | None]] = {}
+
+    def reply(self, key: Hashable, make: Callable[[], Any]) -> Response:
+        """What `make` returns as JSON; of those who wait for the same, one computes it."""
+        mine: Future[bytes | None] = Future()
+        with self._lock:
+            running = self._running.get(key)
+            if running is None:
+                self._running[key] = mine
+                waited = mine
+            else:
+                waited = self._next.setdefault(key, mine)
+        if waited is not mine:
+            # None: the one who computed it failed, so that this one finds out by itself.
+            shared = waited.result()
+            return Response(json_bytes(make()) if shared is None else shared, media_type=_JSON)
+        if running is not None:
+            running.result()
+            with self._lock:
+                self._running[key] = self._next.pop(key)
+        return Response(self._computed(key, mine, make), media_type=_JSON)
+
+    def _computed(
+        self, key: Hashable, mine: "Future[bytes | None]", make: Callable[[], Any]
+    ) -> bytes:
+        found: bytes | None = None
+        try:
+            found = json_bytes(make())
+            return found
+        finally:
+            with self._lock:
+                if self._running.get(key) is mine:
+                    del self._running[key]
+            mine.set_result(found)
 
 
 @final

@@ -15,13 +15,13 @@ import pytest
 
 from luyen.base.files import json_line
 from luyen.base.rundir import RunDirectory
-from luyen.studio.screens import curves, kept_spans
+from luyen.studio.screens import curves, state
 from luyen.studio.screens.folder import KnownRun
 from luyen.studio.screens.state import _AGAIN_TIMES, Aged, Studio, StudioOptions
 from luyen.studio.timeline import read_processes
 from luyen.telemetry.metrics import metrics_line
 from luyen.telemetry.rollout_files import write_rollouts
-from luyen.web.shared_replies import SharedReplies
+from luyen.web.reading_routes import SharedReplies
 from tests.unit.studio.run_files import rollout
 
 WAIT_S = 20
@@ -108,7 +108,7 @@ def known_run(root: Path) -> KnownRun:
 
 
 def test_spans_that_are_read_on_are_those_of_the_whole_files(tmp_path: Path):
-    known, kept, chance = known_run(tmp_path), kept_spans.KeptSpans(), random.Random(3)
+    known, kept, chance = known_run(tmp_path), state.KeptSpans(), random.Random(3)
     files = [known.directory.events / name for name in ("controller-5.jsonl", "actor-0.jsonl")]
     heads = [{"process": "controller", "pid": 5}, {"process": "actor", "index": 0, "pid": 6}]
     for file, head in zip(files, heads, strict=True):
@@ -133,8 +133,8 @@ def test_spans_that_are_read_on_are_those_of_the_whole_files(tmp_path: Path):
 
 
 def test_spans_beyond_the_bound_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kept_spans, "_MOST_SPANS", 2)
-    known, kept = known_run(tmp_path), kept_spans.KeptSpans()
+    monkeypatch.setattr(state, "_MOST_SPANS", 2)
+    known, kept = known_run(tmp_path), state.KeptSpans()
     head = json_line({"schema": 1, "process": "controller", "pid": 5})
     lines = "".join(span(i, "update", 10.0 + i) for i in range(3))
     (known.directory.events / "controller-5.jsonl").write_text(head + lines)
@@ -163,22 +163,22 @@ def test_a_live_run_is_diagnosed_seldom_and_one_that_ended_at_once():
         assert len(made) == 2
 
 
+def write_random_rewards(run: RunDirectory, step: int, chance: np.random.Generator) -> None:
+    rows = [
+        rollout(step=step, draw=i // 4, sample=i % 4, reward=float(chance.integers(2)))
+        for i in range(40)
+    ]
+    write_rollouts(run.rollouts(step), rows, step=step)
+
+
 def test_the_interval_of_a_step_is_computed_again_when_its_file_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = "trainer: {stage: rl, total_training_steps: 3}\n"
     run = RunDirectory.create(tmp_path / "p" / "a", config=config, provenance={}, manifest={})
     chance = np.random.default_rng(3)
-
-    def write(step: int) -> None:
-        rows = [
-            rollout(step=step, draw=i // 4, sample=i % 4, reward=float(chance.integers(2)))
-            for i in range(40)
-        ]
-        write_rollouts(run.rollouts(step), rows, step=step)
-
     for step in (1, 2):
-        write(step)
+        write_random_rewards(run, step, chance)
     run.metrics.write_text("".join(metrics_line(i, {"reward/mean": 0.5}) for i in (1, 2)))
     studio = Studio(StudioOptions(folder=tmp_path))
     try:
@@ -201,7 +201,7 @@ def test_the_interval_of_a_step_is_computed_again_when_its_file_is_replaced(
         until(lambda: len(low()) == 2)
         before = low()
         assert len(calls) == 2
-        write(2)
+        write_random_rewards(run, 2, chance)
         until(lambda: low() != before)
         assert low()[0] == before[0]
         assert len(calls) == 3

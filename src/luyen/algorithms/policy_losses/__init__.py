@@ -7,7 +7,6 @@ from luyen.algorithms.policy_losses import (
     bypass,
     clipped,
     covariance,
-    trust_region,
     weighted,
 )
 from luyen.algorithms.policy_losses.inputs import (
@@ -25,6 +24,5 @@ __all__ = [
     "covariance",
     "loss_statistics",
     "policy_losses",
-    "trust_region",
     "weighted",
 ]

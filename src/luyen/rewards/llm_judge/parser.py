@@ -313,19 +313,24 @@ def _at(tree: Any, json_key: str) -> "str | int | float | _Twice | None":
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Twice:
-    """Two values of one key of an object: what an unescaped quotation of the answer can make."""
+    """Two values of one key of an object: what an unescaped quotation of the answer can make.
+
+    Example: `{"score": 9, "score": 2}` has _Twice(first=9, then=2) under "score".
+    """
 
     first: Any
+    """The value that stands first."""
     then: Any
+    """The last other value."""
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         is_other = name in found and found[name] != value
-        found[name] = _Twice(found[name], value) if is_other else value
+        found[name] = _Twice(first=found[name], then=value) if is_other else value
     return found
 
 
