@@ -37,10 +37,18 @@ class Fields(dict[str, Any]):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Function:
-    """A function of the file that is one expression of its arguments."""
+    """A function of the file that is one expression of its arguments.
+
+    Example:
+        >>> [node] = ast.parse("def doubled(n):\\n    return 2 * n").body
+        >>> _Function(arguments=node.args, result=node.body[0].value).arguments.args[0].arg
+        'n'
+    """
 
     arguments: ast.arguments
+    """Its arguments, with their defaults."""
     result: ast.expr
+    """What it returns."""
 
 
 def parsed(text: str, file: str) -> ast.Module:
