@@ -238,7 +238,8 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
     answers = [
         match
         for match in stated.finditer(text)
-        if match[1].casefold() in spoken and match[0].casefold().startswith("answer")
+        if match[1].casefold() in spoken
+        and (match[0].casefold().startswith("answer") or said.is_of_others(match.start()))
     ]
     held = [*said.repeated(m for place in places for m in place.finditer(text)), *answers]
     own, last = said.without(held), text.rpartition("\n")[2]

@@ -27,20 +27,23 @@ _OWN_WORDS = frozenset(
         r"\S+",
         "a an analysis and as assessment be conclusion evaluation final fine get gets give gave "
         "good grade grading here here's hence i i'd i'll in is it json judgement judgment "
-        "justification mark my of out overall points rate rated rating reasoning response score short "
-        "so summary that the therefore this thus to total verdict weak which why will would",
+        "justification mark my of out overall points rate rated rating reasoning response score "
+        "short so summary that the therefore this thus to total verdict weak which why will would",
     )
 )
 """What may stand between the beginning of a sentence and a verdict that is the judge's own."""
 _SPEAKERS = frozenset(["i", "i'd", "i'll", "my", "verdict"])
 """A clause behind a comma with one of these is the judge's, whatever the clauses before it say."""
+_OTHERS = frozenset(
+    ["its", "their", "his", "her", "author's", "answer's", "student's", "response's", "model's"]
+)
 _INTRODUCING = re.compile(r"(?::|\b(?:is|was|says|said|writes|wrote|with|reads|claims))\Z", re.I)
 _SENTENCE = re.compile(r"[.!?;)][\"'\u201d\u2019*_`]*\s|```\w*")
 _WORD = re.compile(r",|[^\W_]+(?:['\u2019][a-z]+)?")
 _SPOKEN = re.compile(
-    r"[^\w.!?;\n]{0,6}(?:(?:is|was|are)\s+)?(?:what|all|only|its|claim|quot|say|said|writ|wrote|ask|want"
-    r"|as\s+(?:it|the)|(?:it|the\s+\w+)\s+(?:says|said|writes|wrote|claims|asks|wants))",
-    re.IGNORECASE,
+    r"[^\w.!?;\n]{0,6}(?:(?:is|was|are)\s+)?(?:what|all|only|its)\b|[!\s\"'*_)\]]{0,6}\?"
+    r"|.{0,60}?\b(?:claim|quot|wish|demand|sa(?:ys|id)\b|cries|writes|wrote|asks|wants)",
+    re.IGNORECASE | re.DOTALL,
 )
 """Behind a verdict: that somebody else said it."""
 _LABELLED = re.compile(
@@ -134,6 +137,10 @@ class JudgeReply:
         if _SPEAKERS.isdisjoint(clause):
             clause = words
         return all(word == "," or word in _OWN_WORDS for word in clause)
+
+    def is_of_others(self, start: int) -> bool:
+        """Whether it is the verdict of somebody else, as in `the student's verdict: yes`."""
+        return not _OTHERS.isdisjoint(self.words_before(start)[-2:])
 
     def words_before(self, start: int) -> list[str]:
         """The words and commas between the beginning of a sentence and a place.
