@@ -234,17 +234,13 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
 
     said = JudgeReply(text, answer=answer)
     places = (brackets, line, stated)
-    spoken = _words_in(choices, answer)  # `answer: yes` may speak of an answer that says yes
-    answers = [
-        match
-        for match in stated.finditer(text)
-        if match[1].casefold() in spoken
-        and (match[0].casefold().startswith("answer") or said.is_of_others(match.start()))
-    ]
+    spoken = _words_in(choices, answer)
+    answers = [m for m in stated.finditer(text) if _is_of_answer(m, said, spoken)]
     held = [*said.repeated(m for place in places for m in place.finditer(text)), *answers]
     own, last = said.without(held), text.rpartition("\n")[2]
     opened = opening.match(text)
-    first = [] if opened is None or (answer and _is_quotation(opened, said)) else [opened[1]]
+    is_taken = opened is None or (opened[1].casefold() in spoken and _is_quotation(opened, said))
+    first = [] if opened is None or is_taken else [opened[1]]
 
     def settled(text: str) -> set[float]:
         alone = re.findall(rf"\A{one}\Z", last.strip(" \t*_.\"'()[]`"))
@@ -274,6 +270,12 @@ def _is_quotation(opened: re.Match[str], said: JudgeReply) -> bool:
     """Whether a reply opens with words of the answer: in marks, or as what somebody else said."""
     is_marked = said.is_quoted(opened.start(1)) and said.text[opened.end(1)] not in QUOTATION_MARKS
     return is_marked or said.is_told(opened.end(1))
+
+
+def _is_of_answer(match: re.Match[str], said: JudgeReply, spoken: set[str]) -> bool:
+    """Whether `answer: yes`, or `its verdict: yes`, may speak of an answer that says yes."""
+    is_labelled = match[0].casefold().startswith("answer") or said.is_of_others(match.start())
+    return is_labelled and match[1].casefold() in spoken
 
 
 def _words_in(names: Iterable[str], answer: str) -> set[str]:
