@@ -221,17 +221,7 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
         1.0
     """
     text = without_thinking(reply, answer)
-    names = sorted(choices, key=len, reverse=True)
-    forms = [re.escape(n) if len(n) == 1 else f"(?i:{re.escape(n)})" for n in names]
-    any_of = rf"(?:{'|'.join(forms)})(?!\w)"
-    one = rf"({any_of})(?!\W{{0,6}}(?:\bor\b|[/|])\W{{0,6}}{any_of})"
-    brackets, line, stated, opening = (
-        re.compile(rf"\[\[\s*{one}\s*\]\]"),
-        re.compile(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$"),
-        re.compile(rf"(?i:{_VERDICT}){one}"),
-        re.compile(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))"),
-    )
-
+    one, (brackets, line, stated, opening) = _choice_places(choices)
     said = JudgeReply(text, answer=answer)
     places = (brackets, line, stated)
     spoken = _words_in(choices, answer)
@@ -264,6 +254,20 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
             UNPARSABLE, f"{how} of {', '.join(choices)} settled on in {quoted_end(text)}"
         )
     return scores.pop()
+
+
+def _choice_places(choices: Mapping[str, float]) -> tuple[str, tuple[re.Pattern[str], ...]]:
+    """A pattern of a choice, and where it may stand: brackets, own line, stated, opening."""
+    names = sorted(choices, key=len, reverse=True)
+    forms = [re.escape(n) if len(n) == 1 else f"(?i:{re.escape(n)})" for n in names]
+    any_of = rf"(?:{'|'.join(forms)})(?!\w)"
+    one = rf"({any_of})(?!\W{{0,6}}(?:\bor\b|[/|])\W{{0,6}}{any_of})"
+    return one, (
+        re.compile(rf"\[\[\s*{one}\s*\]\]"),
+        re.compile(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$"),
+        re.compile(rf"(?i:{_VERDICT}){one}"),
+        re.compile(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))"),
+    )
 
 
 def _is_quotation(opened: re.Match[str], said: JudgeReply) -> bool:
