@@ -22,6 +22,7 @@ from luyen.base.secrets import masked
 from luyen.config.loader.load import load
 from luyen.config.loader.one_reading import keep_text
 from luyen.config.loader.parse import parse
+from luyen.config.loader.yaml_tree import read_tree
 from luyen.config.named_files import code_files
 from luyen.config.schema.run import RunConfig
 
@@ -80,6 +81,7 @@ def require_trust(
     # A UserError where it is not as it was written. Its owner could replace it from here on.
     text = directory.read_config()
     keep_text(directory.config, f"\n{text}")  # the first line was its seal
+    _refuse_includes(directory, text)
     tree = load([directory.config], [], reads_environment=False)
     named = acts_in(parse(tree).config)
     if is_run_again:
@@ -89,6 +91,13 @@ def require_trust(
         more = f" and {len(named) - 1} more" if len(named) > 1 else ""
         said = f"it is not known to be yours: {why}. This would act on {named[0]}{more}"
         raise UserError("RUN", str(directory.root), said, _FIX)
+
+
+def _refuse_includes(directory: RunDirectory, text: str) -> None:
+    """Files that it includes could be replaced; no configuration that we write includes any."""
+    if "defaults" in read_tree(text, str(directory.config)).values:
+        why = "its config.yaml includes other files, which that of no run of ours does"
+        raise UserError("RUN", str(directory.root), why, _FIX)
 
 
 def require_trusted_path(path: str, *, is_trusted: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, final
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from luyen.base.errors import UserError
 from luyen.serve.access import Keyring, demand_key, refuse_foreign_host
@@ -81,6 +82,9 @@ async def read_body(request: Request, limits: ServeLimits) -> Body:
     except TimeoutError:
         message = f"body: it did not arrive within {limits.body_timeout_s:g} seconds"
         raise ApiFailure(408, message, param="body", code="slow_body") from None
+    except ClientDisconnect:
+        message = "body: the connection was closed before all of it had arrived"
+        raise ApiFailure(400, message, param="body", code="cut_body") from None
     if len(raw) <= _QUICK_BYTES:
         return parse_body(bytes(raw))
     return await asyncio.to_thread(parse_body, bytes(raw))  # the event loop answers other callers

@@ -222,12 +222,13 @@ class SpanLines:
 
 
 def _process(head: Mapping[str, Any], spans: list[TimedSpan]) -> ProcessSpans:
+    error, node = head.get("clock_error_s"), head.get("node")
     return ProcessSpans(
         role=str(head.get("process")),
-        index=head.get("index"),
-        pid=int(head.get("pid") or 0),
-        node=head.get("node"),
-        clock_error_s=head.get("clock_error_s"),
+        index=_whole(head.get("index")),
+        pid=_whole(head.get("pid")) or 0,
+        node=node if isinstance(node, str) else None,
+        clock_error_s=error if isinstance(error, int | float) else None,
         spans=tuple(sorted(spans, key=lambda span: (span.start, -span.end))),
     )
 
@@ -239,16 +240,21 @@ def _span(line: Mapping[str, Any]) -> TimedSpan | None:
             name=str(line["span"]),
             start=start,
             end=start + took,
-            step=line.get("step"),
-            thread=int(line.get("thread") or 0),
+            step=_whole(line.get("step")),
+            thread=_whole(line.get("thread")) or 0,
             facts={name: value for name, value in line.items() if name not in _OWN},
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
+def _whole(value: Any) -> int | None:
+    """A number as we write it; None for what stands there in a damaged or foreign file."""
+    return value if isinstance(value, int) and abs(value) < 2**63 else None
+
+
 def _refuse_later(path: Path, schema: Any) -> None:
-    if not isinstance(schema, int) or schema > SCHEMA:
+    if _whole(schema) is None or schema > SCHEMA:
         why = f"its lines are of version {schema}, and this is version {SCHEMA}"
         raise UserError("file", str(path), why, "read it with the version that wrote it")
 

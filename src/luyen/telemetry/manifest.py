@@ -172,7 +172,8 @@ def git_revision(folder: Path) -> dict[str, Any] | None:
     if _has_filters(folder):
         return {"commit": commit, "modified": None}
     words = ("status", "--porcelain", "-uno", "--ignore-submodules=dirty")
-    return {"commit": commit, "modified": bool(_git(folder, *words))}
+    listed = _git(folder, *words)
+    return {"commit": commit, "modified": None if listed is None else bool(listed)}
 
 
 def _has_filters(folder: Path) -> bool:

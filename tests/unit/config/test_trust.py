@@ -118,6 +118,19 @@ def test_what_was_looked_at_is_what_is_used(tmp_path: Path, monkeypatch: pytest.
     assert known_text(harmless.config) is None
 
 
+def test_a_run_that_includes_files_is_refused_since_they_could_change_after_the_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "key"))
+    run = run_of("defaults: [other, _self_]\ntrainer: {seed: 1}", tmp_path / "run")
+    (run.root / "other.yaml").write_text("trainer: {project_name: harmless}")
+    with one_reading():
+        with pytest.raises(UserError, match="includes other files"):
+            require_trust(run, is_trusted=False)
+        require_trust(run, is_trusted=True)
+        assert parse(load([run.config], [])).config.trainer.project_name == "harmless"
+
+
 def test_a_signed_run_in_the_folder_of_another_user_is_not_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

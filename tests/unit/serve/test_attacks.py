@@ -255,3 +255,12 @@ def test_pages_and_errors_show_no_key_and_no_file(locked: Running):
         assert KEY not in text
         assert "site-packages" not in text
         assert "set-cookie" not in page.headers
+
+
+def test_a_body_that_is_cut_off_is_a_bad_request_and_no_traceback(
+    server: Running, capfd: pytest.CaptureFixture[str]
+):
+    head = "Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n"
+    raw(server, f"POST {PATH} HTTP/1.1\r\n{head}{{".encode())
+    server.post(PATH, ASK)
+    assert "Traceback" not in capfd.readouterr().err

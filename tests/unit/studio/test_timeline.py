@@ -15,6 +15,7 @@ from luyen.base.files import json_line
 from luyen.base.rundir import RunDirectory
 from luyen.cli.main import app
 from luyen.studio.timeline import (
+    SpanLines,
     TimedSpan,
     inside,
     overlap,
@@ -206,3 +207,16 @@ def test_the_command_writes_a_trace_and_prints_figures(run: Path, tmp_path: Path
     page = json.loads(told.output)
     assert (page["steps"], page["trace"]) == ([1, 2], str(run / "timeline.json"))
     assert (run / "timeline.json").is_file()
+
+
+@pytest.mark.parametrize("odd", [None, "x", [], {}, 1.5, "9" * 5000, 10**400])
+def test_odd_values_in_a_file_of_spans_are_left_out(odd: Any, tmp_path: Path):
+    lines = SpanLines(tmp_path / "a.jsonl")
+    head = {"process": odd, "index": odd, "pid": odd, "node": odd, "clock_error_s": odd}
+    span = {"span": odd, "start": 1.0, "duration_s": 1.0, "step": odd, "thread": odd}
+    for line in ({"schema": 1, **head}, span, {**span, "start": odd}, {**span, "step": 3}):
+        lines.add(json.dumps(line).encode())
+    [process] = lines.processes()
+    assert str(process)
+    assert {type(one.step) for one in process.spans} <= {int, type(None)}
+    assert 3 in {one.step for one in process.spans}

@@ -100,3 +100,16 @@ def test_a_filter_of_the_repository_leaves_open_whether_files_differ(tmp_path: P
     found = git_revision(tmp_path)
     assert found is not None
     assert found["modified"] is None
+
+
+def test_where_git_cannot_say_whether_files_differ_nothing_is_said(tmp_path: Path):
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".gitattributes").write_text("*.txt filter=theirs\n")
+    (tmp_path / "a.txt").write_text("one")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    git(tmp_path, "config", "filter.theirs.required", "true")  # without a program: status fails
+    (tmp_path / "a.txt").write_text("two")
+    found = git_revision(tmp_path)
+    assert found is not None
+    assert found["modified"] is None

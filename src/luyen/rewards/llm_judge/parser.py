@@ -7,7 +7,7 @@ the judge's own, unless the reply ends with it.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -19,7 +19,7 @@ from luyen.rewards.llm_judge.faults import (
     JudgeFault,
     quoted_end,
 )
-from luyen.rewards.llm_judge.quotations import JudgeReply, own_ends, plain
+from luyen.rewards.llm_judge.quotations import QUOTATION_MARKS, JudgeReply, own_ends, plain
 from luyen.rewards.rules.rule import Unscorable
 
 # Finds the score in a judge's reply. Two different scores, or a range, count as none.
@@ -178,11 +178,11 @@ def _own_score(reply: JudgeReply) -> ScoreMention:
     own seems repeated. Where the two cannot be told apart there is no score.
     """
     text = reply.text
-    held = {place: reply.repeated(place.finditer(text)) for place in _PLACES}
-    every = [match for matches in held.values() for match in matches]
+    every = [m for place in _PLACES for m in place.finditer(text) if reply.claims(m)]
     own = reply.without(every)
-    loose = [match for match in every if not reply.is_quoted(match.start())]
-    outer = [match for match in loose if reply.stands_out(match)]
+    outer = [match for match in every if reply.stands_out(match)]
+    ends = {match.end() for match in outer}
+    loose = [m for m in every if m.end() in ends or not reply.is_quoted(m.start())]
     if not _ANY.search(own):
         found = _only(loose, text)
         if not outer:
@@ -190,11 +190,21 @@ def _own_score(reply: JudgeReply) -> ScoreMention:
         return found
     found = score_in(own)
     starts = [match.start() for match in _STATED.finditer(own)]
+    if not starts and _is_only_mention(reply, own):
+        raise reply.contested()
     is_partial = any(_OF_A_PART.search(own[max(at - _WORD, 0) : at]) for at in starts)
     contenders = loose if is_partial else outer
     if any(float(match["number"]) != float(found.number) for match in contenders):
         raise reply.contested()
     return found
+
+
+def _is_only_mention(reply: JudgeReply, own: str) -> bool:
+    """Whether the score is a number that the answer holds, in the midst of other words."""
+    if any(place.search(own) for place in _PLACES):
+        return False
+    alone = [match for match in _ANY.finditer(own) if reply.holds(match[0])]
+    return bool(alone) and not any(reply.stands_out(match) for match in alone)
 
 
 def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> float:
@@ -211,28 +221,26 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
         1.0
     """
     text = without_thinking(reply, answer)
-    names = sorted(choices, key=len, reverse=True)
-    forms = [re.escape(n) if len(n) == 1 else f"(?i:{re.escape(n)})" for n in names]
-    any_of = rf"(?:{'|'.join(forms)})(?!\w)"
-    one = rf"({any_of})(?!\W{{0,6}}(?:\bor\b|[/|])\W{{0,6}}{any_of})"
-    brackets, line, stated, opening = (
-        re.compile(rf"\[\[\s*{one}\s*\]\]"),
-        re.compile(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$"),
-        re.compile(rf"(?i:{_VERDICT}){one}"),
-        re.compile(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))"),
-    )
-
+    one, (brackets, line, stated, opening) = _choice_places(choices)
     said = JudgeReply(text, answer=answer)
     places = (brackets, line, stated)
-    held = said.repeated(match for place in places for match in place.finditer(text))
+    spoken = _words_in(choices, answer)
+    answers = [m for m in stated.finditer(text) if _is_of_answer(m, said, spoken)]
+    held = [*said.repeated(m for place in places for m in place.finditer(text)), *answers]
     own, last = said.without(held), text.rpartition("\n")[2]
+    opened = opening.match(text)
+    is_taken = opened is None or (opened[1].casefold() in spoken and _is_quotation(opened, said))
+    first = [] if opened is None or is_taken else [opened[1]]
 
     def settled(text: str) -> set[float]:
         alone = re.findall(rf"\A{one}\Z", last.strip(" \t*_.\"'()[]`"))
-        rest = (place.findall(text) for place in (line, stated, opening))
-        found = next((some for some in (brackets.findall(text), alone, *rest) if some), [])
-        if alone and _is_line_of(last, answer):  # perhaps the last words of a quotation
-            found = [*found, *line.findall(text), *opening.findall(text)]
+        is_repeated = alone and _is_line_of(last, answer)
+        if is_repeated and not said.is_own_sentence(len(text) - len(last)):
+            alone = []
+        rest = (place.findall(text) for place in (line, stated))
+        found = next((some for some in (brackets.findall(text), alone, *rest, first) if some), [])
+        if is_repeated:  # perhaps the last words of a quotation
+            found = [*found, *line.findall(text), *first]
         return {_score_of(name, choices) for name in found}
 
     outer = {_score_of(match[1], choices) for match in held if said.stands_out(match)}
@@ -246,6 +254,41 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
             UNPARSABLE, f"{how} of {', '.join(choices)} settled on in {quoted_end(text)}"
         )
     return scores.pop()
+
+
+def _choice_places(choices: Mapping[str, float]) -> tuple[str, tuple[re.Pattern[str], ...]]:
+    """A pattern of a choice, and where it may stand: brackets, own line, stated, opening."""
+    names = sorted(choices, key=len, reverse=True)
+    forms = [re.escape(n) if len(n) == 1 else f"(?i:{re.escape(n)})" for n in names]
+    any_of = rf"(?:{'|'.join(forms)})(?!\w)"
+    one = rf"({any_of})(?!\W{{0,6}}(?:\bor\b|[/|])\W{{0,6}}{any_of})"
+    return one, (
+        re.compile(rf"\[\[\s*{one}\s*\]\]"),
+        re.compile(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$"),
+        re.compile(rf"(?i:{_VERDICT}){one}"),
+        re.compile(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))"),
+    )
+
+
+def _is_quotation(opened: re.Match[str], said: JudgeReply) -> bool:
+    """Whether a reply opens with words of the answer: in marks, or as what somebody else said."""
+    is_marked = said.is_quoted(opened.start(1)) and said.text[opened.end(1)] not in QUOTATION_MARKS
+    return is_marked or said.is_told(opened.end(1))
+
+
+def _is_of_answer(match: re.Match[str], said: JudgeReply, spoken: set[str]) -> bool:
+    """Whether `answer: yes`, or `its verdict: yes`, may speak of an answer that says yes."""
+    is_labelled = match[0].casefold().startswith("answer") or said.is_of_others(match.start())
+    return is_labelled and match[1].casefold() in spoken
+
+
+def _words_in(names: Iterable[str], answer: str) -> set[str]:
+    """Those choices that an answer holds as words, in lower case."""
+    return {
+        name.casefold()
+        for name in names
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", answer, re.IGNORECASE)
+    }
 
 
 def _is_line_of(line: str, answer: str) -> bool:
@@ -269,12 +312,14 @@ def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
     """
     said = JudgeReply(without_thinking(reply, answer), answer=answer)
     claimed = [_at(tree, json_key) for tree, _ in _objects(answer)]
+    name = re.escape(json_key.rpartition(".")[2])
+    claimed += re.findall(rf"{name}(?:\W|\bis\b|\bof\b){{0,8}}?({_NUMBER})", answer, re.IGNORECASE)
     own: list[Any] = []
     theirs: list[tuple[Any, bool]] = []
     for tree, place in _objects(said.text):
         found = _at(tree, json_key)
-        if found is not None and (found in claimed or said.holds(said.text[place])):
-            theirs.append((found, _is_alone(said.text, place, json_key)))
+        if found is not None and (_is_among(found, claimed) or said.holds(said.text[place])):
+            theirs.append((found, _is_alone(said, place, json_key)))
         elif found is not None:
             own.append(found)
     outer = [found for found, is_alone in theirs[:1] if is_alone]
@@ -290,19 +335,30 @@ def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
     return finite(value)
 
 
-def _is_alone(text: str, place: slice, json_key: str) -> bool:
-    """Whether an object ends a reply, or begins one that speaks of the key nowhere else.
+def _is_among(found: "str | int | float | _Twice", claimed: list[Any]) -> bool:
+    """Whether a value is one of those that the answer gives, as a number or as text."""
+    if isinstance(found, _Twice):
+        return found in claimed
+    return str(found).casefold() in {str(one).casefold() for one in claimed} or found in claimed
 
-    Inside of an object that is no JSON, for its quotation is not escaped, it is neither.
+
+def _is_alone(said: JudgeReply, place: slice, json_key: str) -> bool:
+    """Whether an object ends a reply, or begins one that gives the key nowhere else.
+
+    Inside of an object that is no JSON, for its quotation is not escaped, it is neither, and
+    where other words lead to it or speak of it neither.
     """
+    text = said.text
     outside = text[: place.start] + text[place.stop :]
     is_last = not text[place.stop :].strip(_AFTER_JSON)
-    return is_last or (
-        json_key.rpartition(".")[2] not in outside and not text[: place.start].strip()
+    given = rf"{re.escape(json_key.rpartition('.')[2])}[\"'`]?\s*[:=]"
+    is_first = not text[: place.start].strip(_BEFORE_JSON) and not said.is_told(place.stop)
+    return (is_last and said.is_own_sentence(place.start)) or (
+        is_first and re.search(given, outside) is None
     )
 
 
-_AFTER_JSON = " \t\r\n`*_."
+_AFTER_JSON, _BEFORE_JSON = " \t\r\n`*_.", " \t\r\n`json"
 
 
 def _at(tree: Any, json_key: str) -> "str | int | float | _Twice | None":

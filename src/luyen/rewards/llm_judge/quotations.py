@@ -12,8 +12,9 @@ from typing import final
 
 from luyen.rewards.llm_judge.faults import UNPARSABLE, JudgeFault, quoted_end
 
-_DECORATION = re.compile(r"[\s*_#>`\"'().!-]+")
-_MARKS = "\"'`\u2018\u2019\u201c\u201d\u00ab\u00bb"
+_DECORATION = re.compile(r"[\s*_#>`\"'().!:=-]+")
+QUOTATION_MARKS = "\"'`\u2018\u2019\u201c\u201d\u00ab\u00bb"
+"""Marks that open or close a quotation."""
 _AROUND = " \t\r\n*_#.!)("
 _HOLE = "\u2026"
 _NEAR = 40
@@ -21,13 +22,45 @@ _NEAR = 40
 _COMPARED = 8
 _LONGEST_LINE = 400
 
+_OWN_WORDS = frozenset(
+    re.findall(
+        r"\S+",
+        "a an analysis and as assessment be conclusion evaluation final fine get gets give gave "
+        "good grade grading here here's hence i i'd i'll in is it json judgement judgment "
+        "justification mark my of out overall points rate rated rating reasoning response score "
+        "short so summary that the therefore this thus to total verdict weak which why will would",
+    )
+)
+"""What may stand between the beginning of a sentence and a verdict that is the judge's own."""
+_SPEAKERS = frozenset(["i", "i'd", "i'll", "my", "verdict"])
+"""A clause behind a comma with one of these is the judge's, whatever the clauses before it say."""
+_OTHERS = frozenset(
+    ["its", "their", "his", "her", "author's", "answer's", "student's", "response's", "model's"]
+)
+_INTRODUCING = re.compile(r"(?::|\b(?:is|was|says|said|writes|wrote|with|reads|claims))\Z", re.I)
+_SENTENCE = re.compile(r"[.!?;)][\"'\u201d\u2019*_`]*\s|```\w*")
+_WORD = re.compile(r",|[^\W_]+(?:['\u2019][a-z]+)?")
+_SPOKEN = re.compile(
+    r"[^\w.!?;\n]{0,6}(?:(?:is|was|are)\s+)?(?:what|all|only|its)\b|[!\s\"'*_)\]]{0,6}\?"
+    r"|.{0,60}?\b(?:claim|quot|wish|demand|sa(?:ys|id)\b|cries|writes|wrote|asks|wants)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Behind a verdict: that somebody else said it."""
+_LABELLED = re.compile(
+    r"(?:score|rating|grade|mark|points?)\W{0,3}(?:\w+\W{1,3}){0,3}?(?P<behind>\d+(?:\.\d+)?)"
+    r"|\[\[?\s*(?P<inside>\d+(?:\.\d+)?)\s*\]"
+    r"|(?P<before>\d+(?:\.\d+)?)\W{1,3}(?:as|in|for)?\W{0,3}(?:the\W{1,3})?"
+    r"(?:score|rating|grade|mark|points?)",
+    re.IGNORECASE,
+)
+
 
 def plain(text: str) -> str:
     """Text without blanks, marks and invisible characters, which a quotation changes.
 
     Example:
         >>> plain("**Score**: \\uff11\\u200b0")
-        'score:10'
+        'score10'
     """
     if not text.isascii():
         shown = unicodedata.normalize("NFKC", text)
@@ -50,6 +83,13 @@ class JudgeReply:
         self.answer = answer
         """What the policy said."""
         self._said = plain(answer)
+        self._whole = plain(re.sub(r"```\w*", "", text))
+        self._claims = frozenset(
+            float(number)
+            for match in _LABELLED.finditer(unicodedata.normalize("NFKC", answer))
+            for number in match.groups()
+            if number
+        )
         self._fences = [match.start() for match in re.finditer("```", text)]
         self._first = len(text) - len(text.lstrip(_AROUND))
         self._last = len(text.rstrip(_AROUND))
@@ -58,6 +98,10 @@ class JudgeReply:
         """Whether a part of the reply stands in the answer too."""
         sought = plain(part)
         return bool(sought) and sought in self._said
+
+    def claims(self, match: re.Match[str]) -> bool:
+        """Whether the answer holds the text of a match, or states its number as a score."""
+        return self.holds(match[0]) or float(match["number"]) in self._claims
 
     def repeated(self, found: Iterable[re.Match[str]]) -> list[re.Match[str]]:
         """Those matches that stand in the answer too."""
@@ -71,13 +115,44 @@ class JudgeReply:
         on_line = before[before.rfind("\n") + 1 :]
         is_in_code = bool(bisect(self._fences, start) % 2)
         is_open = on_line.count('"') % 2 == 1 or on_line.count("\u201c") > on_line.count("\u201d")
-        is_marked = before.rstrip("*_ \t").endswith(tuple(_MARKS))
+        is_marked = before.rstrip("*_ \t").endswith(tuple(QUOTATION_MARKS))
         return is_in_code or line.startswith(">") or is_open or is_marked
 
     def stands_out(self, match: re.Match[str]) -> bool:
-        """Whether it begins or ends the reply, but for marks, and is not quoted."""
-        is_outer = match.start() <= self._first or match.end() >= self._last
-        return is_outer and not self.is_quoted(match.start())
+        """Whether it begins or ends the reply in words of the judge, but for marks, unquoted."""
+        if plain(match[0]) == self._whole:
+            return True
+        begins = match.start() <= self._first and not self.is_told(match.end())
+        ends = match.end() >= self._last and self.is_own_sentence(match.start())
+        return (begins or ends) and not self.is_quoted(match.start())
+
+    def is_told(self, end: int) -> bool:
+        """Whether what follows says that somebody else said it, as in `[[10]] is what it says`."""
+        return _SPOKEN.match(self.text, end) is not None
+
+    def is_own_sentence(self, start: int) -> bool:
+        """Whether nothing but words of a verdict, as in `I rate it`, leads to a place."""
+        words = self.words_before(start)
+        clause = words[len(words) - words[::-1].index(",") :] if "," in words else []
+        if _SPEAKERS.isdisjoint(clause):
+            clause = words
+        return all(word == "," or word in _OWN_WORDS for word in clause)
+
+    def is_of_others(self, start: int) -> bool:
+        """Whether it is the verdict of somebody else, as in `the student's verdict: yes`."""
+        return not _OTHERS.isdisjoint(self.words_before(start)[-2:])
+
+    def words_before(self, start: int) -> list[str]:
+        """The words and commas between the beginning of a sentence and a place.
+
+        A line that ends with a colon, or with a word such as `says`, belongs to the next.
+        """
+        before = self.text[max(start - _LONGEST_LINE, 0) : start]
+        *above, line = before.split("\n")
+        introducing = next((one for one in reversed(above) if one.strip(_AROUND)), "")
+        if _INTRODUCING.search(introducing.rstrip(_AROUND)):
+            line = f"{introducing} {line}"
+        return _WORD.findall(_SENTENCE.split(line)[-1].casefold().replace("\u2019", "'"))
 
     def without(self, found: Iterable[re.Match[str]]) -> str:
         """The reply with dots in the place of matches."""
@@ -96,7 +171,8 @@ def own_ends(reply: str, ends: Sequence[int], mark: str, answer: str) -> list[in
     """Those ends of thoughts that the judge wrote.
 
     A quoted one has the answer's text around it. Where all have, an answer may have guessed what
-    follows the judge's: those count that are in no quotation marks.
+    follows the judge's: those count that no sentence leads to and that are in no quotation marks,
+    and the only one of a reply that begins with its thoughts.
     """
     quoted = [match.start() for match in re.finditer(re.escape(mark), answer)]
     before = tuple({_last(answer, at) for at in quoted} - {""})
@@ -105,12 +181,19 @@ def own_ends(reply: str, ends: Sequence[int], mark: str, answer: str) -> list[in
         at
         for at in ends
         if not (before and _last(reply, at).endswith(before))
-        and not (behind and _next(reply, at + len(mark)).startswith(behind))
+        and not _begins_as(_next(reply, at + len(mark)), behind)
     ]
     if own:
         return own
+    if len(ends) == 1 and reply.lstrip().startswith("<think>"):
+        return list(ends)
     said = JudgeReply(reply, answer=answer)
-    return [at for at in ends if not said.is_quoted(at)]
+    return [at for at in ends if not said.is_quoted(at) and not said.words_before(at)]
+
+
+def _begins_as(text: str, others: tuple[str, ...]) -> bool:
+    """Whether it begins like another one, or like the first part of one, where it ends there."""
+    return any(text.startswith(other) or (text and other.startswith(text)) for other in others)
 
 
 def _last(text: str, at: int) -> str:
