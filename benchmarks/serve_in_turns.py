@@ -1,5 +1,8 @@
 """Tokens per second of servers that are all busy, each of them running for a moment in turn.
 
+Tokens are also counted per processor second, that of all processes of a server: a busy machine
+lengthens these much less than those of the clock.
+
 Every server holds `--concurrent` requests all the time; all but one are stopped (SIGSTOP), and the
 running one's tokens are counted as they are streamed. So what else the machine does meets all sides
 alike, no side pays for a start or a last request, and all of it ends after `--start-s` and
@@ -42,6 +45,22 @@ class Side:
     """Tokens that were streamed; when an answer ends, as many as the server says it has."""
     answers: int = 0
     rates: list[float] = field(default_factory=list)
+    counted: int = 0
+    """Tokens of the windows that count."""
+    used: float = 0.0
+    """Processor seconds of the same windows."""
+
+    def processor_seconds(self) -> float:
+        """What the server and its processes have taken so far."""
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                words = stat.read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            if int(words[2]) == self.process.pid:  # process group
+                ticks += int(words[11]) + int(words[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def let(self, runs: bool) -> None:
         """Stop the server and its processes, or let them go on."""
@@ -140,18 +159,20 @@ async def turns(sides: list[Side], model: str, args: argparse.Namespace) -> None
     while round_ < 2 or time.monotonic() + len(sides) * args.window_s < end:
         for side in sides:
             side.let(True)
-            before, begin = side.tokens, time.perf_counter()
+            before, begin, used = side.tokens, time.perf_counter(), side.processor_seconds()
             await asyncio.sleep(args.window_s if round_ else args.warmup_s)
             side.let(False)
             passed = time.perf_counter() - begin
             await asyncio.sleep(0.1)  # what it had sent is read
-            rate = (side.tokens - before) / passed
+            rate, used = (side.tokens - before) / passed, side.processor_seconds() - used
             for task in clients:
                 if task.done():
                     task.result()
             if round_:
                 side.rates.append(rate)
-            print(f"{'' if round_ else 'not counted: '}{side.name} {rate:.1f}", flush=True)
+                side.counted, side.used = side.counted + side.tokens - before, side.used + used
+            not_counted = "" if round_ else "not counted: "
+            print(f"{not_counted}{side.name} {rate:.1f}, {used:.1f} processor s", flush=True)
         round_ += 1
     for task in clients:
         task.cancel()
@@ -169,6 +190,7 @@ def report(sides: list[Side]) -> None:
             f"{side.name}: median {statistics.median(side.rates):.1f} tokens/s of"
             f" {len(side.rates)} windows ({low:.1f} to {high:.1f}), {side.answers} answers"
             + ("" if side is first else ratio)
+            + f"; {side.counted / max(side.used, 0.01):.1f} tokens a processor second"
         )
 
 

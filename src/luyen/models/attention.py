@@ -67,25 +67,40 @@ def causal_attention(
     return masked_attention(q, k, v, mask, scale, window)
 
 
-def decode_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: float, window: AttentionWindow
-) -> Tensor:
-    """One query a row: `q [rows, heads, width]` against `k, v [rows, kv heads, length, width]`.
+def decode_mask(lengths: Tensor, span: int, window: AttentionWindow, dtype: torch.dtype) -> Tensor:
+    """What `decode_attention` shows to the query of each row: `[rows, 1, 1, span]`.
 
-    `lengths` is how many keys of each row are real, the newest being the query's own. The heads
-    that share keys are read as queries of one head, so that keys are read once.
+    PyTorch's kernel adds a mask of the scores' type; from another one it makes this one each time.
     """
-    rows, heads, width = q.shape
-    place = torch.arange(k.shape[2], device=q.device)
+    place = torch.arange(span, device=lengths.device)
     mask = place[None, :] < lengths[:, None]
     if window.sliding is not None:
         mask &= place[None, :] >= lengths[:, None] - window.sliding
     shown = mask[:, None, None, :]
+    if not window.is_fused:
+        return shown
+    return torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill_(
+        ~shown, -torch.inf
+    )
+
+
+def decode_attention(
+    q: Tensor, k: Tensor, v: Tensor, shown: Tensor, scale: float, window: AttentionWindow
+) -> Tensor:
+    """One query a row: `q [rows, heads, width]` against `k, v [rows, kv heads, length, width]`.
+
+    `shown` is what `decode_mask` gives for the keys of each row that are real, the newest being the
+    query's own. The heads that share keys are read as queries of one head, so that keys are read
+    once.
+    """
+    rows, heads, width = q.shape
     # A few rows are multiplied by other code, with other rounding: queries come several times.
     if window.is_fused:
         group = heads // k.shape[1]
         copies = -(-least_rows() // group)
-        grouped = q.view(rows, k.shape[1], group, width).repeat(1, 1, copies, 1)
+        grouped = q.reshape(rows, k.shape[1], group, width)
+        if copies > 1:
+            grouped = grouped.repeat(1, 1, copies, 1)
         out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=shown, scale=scale)
         out = out[:, :, :group]
     else:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from luyen.models.attention import AttentionWindow, decode_attention, masked_attention
+from luyen.models.attention import AttentionWindow, decode_attention, decode_mask, masked_attention
 from luyen.models.fused.ops import Joint
 
 PAGE = 64
@@ -142,7 +142,8 @@ def decode(
             arrivals=arrivals,
         )
     keys, values = (_gathered(x, tables) for x in (pages.keys, pages.values))
-    out = decode_attention(query, keys, values, lengths.clamp(min=1), scale, window)
+    shown = decode_mask(lengths.clamp(min=1), keys.shape[2], window, query.dtype)
+    out = decode_attention(query, keys, values, shown, scale, window)
     return torch.where(lengths[:, None, None] > 0, out, 0.0)
 
 

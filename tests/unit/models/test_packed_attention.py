@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from luyen.models.attention import AttentionWindow, causal_attention, decode_attention
+from luyen.models.attention import (
+    AttentionWindow,
+    causal_attention,
+    decode_attention,
+    decode_mask,
+)
 from luyen.models.packed_attention import PackedContext, packed_positions
 
 LENGTHS = (3, 1, 40, 33, 8, 70)
@@ -70,7 +75,8 @@ def test_decoding_one_query_is_the_last_row_of_the_whole(name: str):
     values = torch.stack([x[:50].transpose(0, 1) for x in (v, v)])
     lengths = torch.tensor([9, 50])
     query = torch.stack([q[8], q[49]])
-    out = decode_attention(query, rows, values, lengths, 0.3, WINDOWS[name])
+    shown = decode_mask(lengths, 50, WINDOWS[name], query.dtype)
+    out = decode_attention(query, rows, values, shown, 0.3, WINDOWS[name])
     for row, length in enumerate(lengths.tolist()):
         whole = dense(q[:length], k[:length], v[:length], 0.3, WINDOWS[name])
         assert (out[row].double() - whole[-1]).abs().max() < 1e-5

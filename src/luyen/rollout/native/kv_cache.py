@@ -1,14 +1,14 @@
 """KV caches of running rows: one dense row each, or a shared prompt prefix and own tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
 from luyen.base.process_setup import padded_length
-from luyen.models.attention import AttentionContext, AttentionWindow, decode_attention
+from luyen.models.attention import AttentionContext, AttentionWindow, decode_attention, decode_mask
 from luyen.models.packed_attention import KeyValueSink, PackedContext
 from luyen.models.policy import Policy
 
@@ -175,6 +175,8 @@ class DecodeContext:
     """Position of each row's new token."""
     span: int
     """Keys to look at: the longest row's, padded."""
+    masks: dict[Any, Tensor] = field(default_factory=dict[Any, Tensor])
+    """What each row sees, by kinds of windows, which layers have in common."""
 
     def attend(
         self,
@@ -192,11 +194,14 @@ class DecodeContext:
         keys, values = self.cache.layer(layer, fresh_keys, fresh_values)
         keys[index, :, self.positions] = fresh_keys
         values[index, :, self.positions] = fresh_values
+        kind = window.sliding, window.is_fused
+        if kind not in self.masks:
+            self.masks[kind] = decode_mask(self.positions + 1, self.span, window, query.dtype)
         out = decode_attention(
             query[0].transpose(0, 1),
             keys[:rows, :, : self.span],
             values[:rows, :, : self.span],
-            self.positions + 1,
+            self.masks[kind],
             scale,
             window,
         )
