@@ -3,7 +3,8 @@
 //   LUYEN_WEB_RUNS=/tmp/scale node tests/browser/scale.mjs
 //
 // over the folder that benchmarks/studio_scale.py makes. `first` is the browser's first contentful
-// paint of the address opened anew, `whole` the time until nothing loads any more.
+// paint of the address opened anew, `whole` the time until nothing loads any more. Of that, `server`
+// is the time in which at least one answer was waited for, and `page` the processor time of the tab.
 
 import { api, openBrowser, PAGE_MS, RUNS, runIds, startStudio } from "./studio.mjs";
 
@@ -25,17 +26,37 @@ while (process.env.WAIT !== "no" && seen.indexed_steps < seen.total_steps) {
 
 const context = await browser.newContext({ viewport: { width: 1360, height: 900 } });
 const page = await context.newPage();
+const tools = await context.newCDPSession(page);
+await tools.send("Performance.enable", { timeDomain: "threadTicks" });
+const processor = async () => {
+  const { metrics } = await tools.send("Performance.getMetrics");
+  return metrics.find((one) => one.name === "TaskDuration").value;
+};
+/** Seconds in which an answer of the API was waited for. */
+const waited = () =>
+  page.evaluate(() => {
+    const all = performance.getEntriesByType("resource").filter((one) => one.name.includes("/api/") && !one.name.endsWith("/events"));
+    let [sum, end] = [0, 0];
+    for (const one of all.sort((a, b) => a.startTime - b.startTime)) {
+      sum += Math.max(0, one.responseEnd - Math.max(one.startTime, end));
+      end = Math.max(end, one.responseEnd);
+    }
+    return sum / 1000;
+  });
 await page.goto(studio.url, { waitUntil: "load" });
 for (const hash of screens) {
   await page.goto("about:blank");
+  const before = await processor();
   const begun = performance.now();
   await page.goto(new URL(studio.url).origin + "/" + hash, { waitUntil: "load" });
   await page.waitForFunction(() => document.querySelector("main h1, main h2, main .state"));
   await page.waitForFunction(() => !document.querySelector(".spinner"), null, { timeout: PAGE_MS });
   const whole = (performance.now() - begun) / 1000;
   const first = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? NaN);
-  const long = await page.evaluate(() => performance.getEntriesByType("longtask").length);
-  console.log(`first ${(first / 1000).toFixed(2)} s  whole ${whole.toFixed(2)} s  long tasks ${long}  ${hash}`);
+  const [server, own] = [await waited(), (await processor()) - before];
+  const parts = { first: first / 1000, whole, server, page: own };
+  const told = Object.entries(parts).map(([name, value]) => `${name} ${value.toFixed(2)} s`);
+  console.log(`${told.join("  ")}  ${hash}`);
 }
 await browser.close();
 await studio.stop();

@@ -38,8 +38,9 @@ export function seconds(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
   if (value < 1) return `${Math.round(value * 1000)} ms`;
   if (value < 120) return `${value.toLocaleString(locale(), { maximumFractionDigits: 1 })} s`;
-  if (value < 7200) return `${Math.round(value / 60)} min`;
-  return `${(value / 3600).toLocaleString(locale(), { maximumFractionDigits: 1 })} h`;
+  const [minutes, hours] = language.value === "vi" ? ["phút", "giờ"] : ["min", "h"];
+  if (value < 7200) return `${Math.round(value / 60)} ${minutes}`;
+  return `${(value / 3600).toLocaleString(locale(), { maximumFractionDigits: 1 })} ${hours}`;
 }
 
 export function bytes(value: number | null | undefined): string {

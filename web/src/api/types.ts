@@ -43,6 +43,7 @@ export interface Finding {
   rule: string;
   level: string;
   message: string;
+  title?: string;
   step?: Num;
   key?: string | null;
   evidence?: unknown;

@@ -163,7 +163,7 @@ function Room({ sources }: { sources: ChatSource[] }) {
   };
   return (
     <div class="stack chat">
-      <div class="card row ends">
+      <div class="card row ends choices">
         <SourceChoice id="left" label={t("chat.left")} sources={sources} value={left} change={setLeft} />
         <SourceChoice id="right" label={t("chat.right")} sources={sources} value={right} change={setRight} none={t("chat.none")} />
         <div class="field short">

@@ -4,6 +4,7 @@ import { useApi } from "../api/client";
 import type { Group as Data } from "../api/types";
 import { fixed, groupName, number, visible } from "../format";
 import { t } from "../i18n";
+import { told } from "../i18n/told";
 import { links } from "../route";
 import { JsonLink, LongText } from "../ui/LongText";
 import { Empty, Loaded, Notice } from "../ui/State";
@@ -35,7 +36,7 @@ export function Group({ split, step, group }: { split: string; step: string; gro
                 <JsonLink path={path} />
               </div>
             </div>
-            {data.reason ? <Notice>{data.reason}</Notice> : null}
+            {data.reason ? <Notice>{told(data.reason)}</Notice> : null}
             <div class="card">
               <h3>{t("word.prompt")}</h3>
               <LongText text={data.rows[0]!.prompt} />

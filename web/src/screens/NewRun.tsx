@@ -130,7 +130,7 @@ function Form({ schema, yaml, change, findings, resolved }: FormProps) {
       title={t("form.keys")}
       aside={<span class="dim small">{t("form.count", { shown: shown.length, all: keys.length })}</span>}
     >
-      <div class="row">
+      <div class="row choices">
         <div class="search grow">
           <Icon name="search" />
           <input

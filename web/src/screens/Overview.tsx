@@ -5,6 +5,7 @@ import { useApi, withQuery } from "../api/client";
 import type { Headline, MetricNames, Overview as Data, Series, SeriesAnswer } from "../api/types";
 import { number, percent, plain, seconds, when } from "../format";
 import { named, t } from "../i18n";
+import { told } from "../i18n/told";
 import { go, links } from "../route";
 import { Chart, lastOf } from "../ui/Chart";
 import { Command, Section } from "../ui/Copy";
@@ -18,11 +19,14 @@ const TONE = { healthy: "good", degraded: "warn", collapsed: "bad", unknown: "in
 function Verdict({ run }: { run: Data }) {
   const { level, sentence } = run.verdict;
   const tone = TONE[level] ?? "info";
+  // The sentence ends with the message of the worst finding; other languages have the title of its rule.
+  const title = run.findings.find((one) => sentence.endsWith(one.message))?.title ?? "";
+  const short = told(title);
   return (
     <div class={`verdict ${tone}`} aria-busy={run.pending === true}>
       <Icon name={tone === "good" ? "check" : tone === "info" ? "info" : "warning"} />
       <p>
-        <strong>{named("verdict", level)}.</strong> {run.pending ? t("verdict.pending") : level === "healthy" ? t("verdict.nothing") : sentence}
+        <strong>{named("verdict", level)}.</strong> {run.pending ? t("verdict.pending") : level === "healthy" ? t("verdict.nothing") : short !== title ? short : told(sentence)}
       </p>
     </div>
   );

@@ -73,13 +73,19 @@ function Keys({ data }: { data: Data }) {
                     <code>{one.key}</code>
                     {one.help ? <div class="dim small">{one.help}</div> : null}
                   </td>
-                  <td>
+                  <td data-label={t("plan.value")}>
                     <code class="text">{plain(one.value)}</code>
                   </td>
-                  <td class="dim text">{one.source ?? t("plan.default")}</td>
-                  <td class="dim">
-                    <code class="text">{isDefault(one) ? "" : plain(one.default)}</code>
+                  <td class="dim text" data-label={t("plan.source")}>
+                    {one.source ?? t("plan.default")}
                   </td>
+                  {isDefault(one) ? (
+                    <td />
+                  ) : (
+                    <td class="dim" data-label={t("plan.default")}>
+                      <code class="text">{plain(one.default)}</code>
+                    </td>
+                  )}
                 </tr>
               ))}
             </tbody>

@@ -5,6 +5,7 @@ import { useApi } from "../api/client";
 import type { Message, Rollout as Data } from "../api/types";
 import { groupName, number, pretty, signed } from "../format";
 import { named, t } from "../i18n";
+import { told } from "../i18n/told";
 import { useKeys } from "../keys";
 import { go, links, route, setQuery } from "../route";
 import { acting, serves } from "../session";
@@ -40,7 +41,7 @@ function Facts({ data, run }: { data: Data; run: string }) {
       </div>
       <div>
         <dt>{t("word.stop")}</dt>
-        <dd>{data.stop ?? "–"}</dd>
+        <dd>{data.stop ? named("stop", data.stop) : "–"}</dd>
       </div>
       <div>
         <dt>{t("word.version")}</dt>
@@ -128,7 +129,7 @@ function Missing({ streams }: { streams: Stream[] }) {
     <ul class="missing dim small">
       {[...reasons].map(([reason, names]) => (
         <li>
-          <strong>{names.join(", ")}:</strong> {reason}
+          <strong>{names.join(", ")}:</strong> {told(reason)}
         </li>
       ))}
     </ul>
@@ -314,7 +315,7 @@ function Whole({ data, run, to, path }: { data: Data; run: string; to: (index: n
       {data.advantage_reason ? (
         <Notice>
           <strong>{t("rollout.why")}</strong>
-          <span>{data.advantage_reason}</span>
+          <span>{told(data.advantage_reason)}</span>
         </Notice>
       ) : null}
       <div class="rollout-main">

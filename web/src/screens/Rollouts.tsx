@@ -169,7 +169,7 @@ function Filters({ choices }: { choices: Choices }) {
         <Field name="end" label="rollouts.end" />
         <Field name="reward_min" label="rollouts.rewardmin" step="any" />
         <Field name="reward_max" label="rollouts.rewardmax" step="any" />
-        <Choice name="stop" label="word.stop" options={same(choices.stop)} any="filter.any" />
+        <Choice name="stop" label="word.stop" options={choices.stop.map((word) => [word, named("stop", word)])} any="filter.any" />
         <Choice
           name="fault"
           label="word.fault"
@@ -219,7 +219,7 @@ function Row({ run, row }: { run: string; row: RolloutRow }) {
       </td>
       <td class="num narrow-off">{number(row.tokens)}</td>
       <td class="narrow-off">
-        {row.fault ? <span class="tag bad" title={row.fault}>{row.fault}</span> : <span class="dim">{row.stop ?? "–"}</span>}
+        {row.fault ? <span class="tag bad" title={row.fault}>{row.fault}</span> : <span class="dim">{row.stop ? named("stop", row.stop) : "–"}</span>}
       </td>
       <td class="narrow-off dim clip">{row.tools.join(", ")}</td>
       <td class="narrow-off">

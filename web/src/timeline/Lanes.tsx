@@ -45,8 +45,15 @@ export function bounds(data: Timeline): View {
   return from < to ? { from, to } : { from: 0, to: 1 };
 }
 
-function tick(length: number): number {
-  const rough = length / 8;
+const MINUTE = 60;
+/** Ticks from a minute on: round numbers of minutes, hours and days. */
+const LONG = [1, 2, 5, 10, 20, 30, 60, 120, 240, 480, 720, 1440, 2880, 7200, 14400].map((minutes) => minutes * MINUTE);
+
+/** Seconds between two ticks of which at most so many fit. */
+function tick(length: number, most: number): number {
+  const rough = length / most;
+  const long = LONG.find((size) => size >= rough);
+  if (rough > MINUTE / 2 && long !== undefined) return long;
   const power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough) ?? power * 10;
 }
@@ -74,12 +81,14 @@ function paint({ canvas, data, names, view, zero }: Painting): void {
   const x = (time: number) => label + (time - view.from) * scale;
   context.font = `12px ${ink("--font")}`;
   context.textBaseline = "middle";
-  const size = tick(view.to - view.from);
+  const size = tick(view.to - view.from, Math.max(2, Math.min(8, Math.floor((width - label) / 60))));
   for (let at = Math.ceil((view.from - zero) / size) * size; zero + at <= view.to; at += size) {
     context.fillStyle = ink("--line");
     context.fillRect(x(zero + at), TICKS, 1, height - TICKS);
     context.fillStyle = ink("--dim");
-    context.fillText(seconds(at), x(zero + at) + 3, TICKS / 2);
+    const text = seconds(at);
+    const left = x(zero + at) + 3;
+    if (left + context.measureText(text).width <= width) context.fillText(text, left, TICKS / 2);
   }
   const fills = names.map((_, i) => ink(`--c${i % 8}`));
   data.lanes.forEach((lane, i) => {

@@ -80,7 +80,7 @@ function axes(): uPlot.Axis[] {
   const shared = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font };
   return [
     { ...shared, size: 32, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? number(tick) : "")) },
-    { ...shared, size: 58, values: (_, ticks) => ticks.map((tick) => number(tick)) },
+    { ...shared, size: 58, space: 24, values: (_, ticks) => ticks.map((tick) => number(tick)) },
   ];
 }
 

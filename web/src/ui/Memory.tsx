@@ -2,7 +2,7 @@
 
 import type { MemoryBar } from "../api/types";
 import { bytes, percent } from "../format";
-import { t } from "../i18n";
+import { named, t } from "../i18n";
 
 export function Memory({ bars }: { bars: MemoryBar[] }) {
   return (
@@ -20,7 +20,7 @@ function Bar({ bar }: { bar: MemoryBar }) {
   return (
     <div class="stack tight">
       <div class="row between small">
-        <strong>{bar.device}</strong>
+        <strong>{named("phase", bar.device)}</strong>
         <span class={over ? "bad-text" : ""}>
           {bar.capacity !== null
             ? t("memory.of", { used: bytes(bar.total), capacity: bytes(bar.capacity), share: percent(bar.total / bar.capacity) })
@@ -29,14 +29,14 @@ function Bar({ bar }: { bar: MemoryBar }) {
       </div>
       <div class="share-bar" aria-hidden="true">
         {bar.parts.map((part, i) => (
-          <span class={`fill${i % 8}`} style={{ width: `${(part.bytes / whole) * 100}%` }} title={part.name} />
+          <span class={`fill${i % 8}`} style={{ width: `${(part.bytes / whole) * 100}%` }} title={named("memory", part.name)} />
         ))}
       </div>
       <ul class="shares">
         {bar.parts.map((part, i) => (
           <li>
             <i class={`fill${i % 8}`} aria-hidden="true" />
-            <span>{part.name}</span>
+            <span>{named("memory", part.name)}</span>
             <span class="num">{bytes(part.bytes)}</span>
             <span class="num dim">{percent(part.bytes / whole)}</span>
           </li>

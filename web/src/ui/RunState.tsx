@@ -3,6 +3,7 @@
 import type { Finding, Num, RunState as State } from "../api/types";
 import { number, plain, pretty } from "../format";
 import { named, t } from "../i18n";
+import { told } from "../i18n/told";
 import { links } from "../route";
 import { Icon, type IconName } from "./Icon";
 
@@ -59,6 +60,7 @@ export function Findings({ findings, run }: { findings: Finding[]; run?: string 
               <a href={links.step(run, finding.step)}>{t("word.stepn", { step: number(finding.step) })}</a>
             ) : null}
           </div>
+          {finding.title ? <p class="title">{told(finding.title)}</p> : null}
           <p class="text">{finding.message}</p>
           {finding.fix ? <p class="text fix">{finding.fix}</p> : null}
           {finding.evidence && plain(finding.evidence) !== "{}" && plain(finding.evidence) !== "[]" ? (
