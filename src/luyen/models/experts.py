@@ -14,12 +14,13 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from luyen.models.batch_invariant import batch_invariant
 from luyen.models.batch_invariant_linear import few_rows_product
 from luyen.models.fused.packed_linear import Product
 
 ROUTING = "luyen_routing"
 """Forward keyword argument: the `RoutingLog` of a call, which every decoder layer gets."""
-_BLOCKS = ("MixtralSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
+_BLOCKS = ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
 
 # What routers decide.
 
@@ -128,7 +129,12 @@ def _forward(self: Any, hidden_states: Tensor) -> Tensor:
         probability = torch.softmax(logits, -1, dtype=torch.float32)
         log.add(number, Routing(probability=probability, experts=experts))
     compute = self.experts if x.is_cuda else partial(_in_order, self.experts)
-    return compute(x, experts, weights).view(hidden_states.shape)
+    made = compute(x, experts, weights)
+    if "shared_expert" in dict(self.named_children()):
+        # Qwen2-MoE: an expert that every token has, as far as a gate of its own lets it through.
+        gate = batch_invariant(torch.sigmoid, self.shared_expert_gate(x))
+        made = made + gate * self.shared_expert(x)
+    return made.view(hidden_states.shape)
 
 
 def _route_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
