@@ -69,7 +69,7 @@ def hidden_at(
     """
     part = _Pass.of(tokens, lengths, mask, where, is_exact=is_exact, is_shared=is_shared)
     if routing is not None and part.sharing is not None:
-        routing.count_rows(part.sharing.multiplicity())
+        routing.count_rows(part.sharing.multiplicity(), part.sharing.first)
     return part.take(read(part.tokens, part.positions, part.context), part.places)
 
 
