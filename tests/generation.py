@@ -9,8 +9,8 @@ from torch import Tensor
 
 from luyen.base.seeds import derive_key
 from luyen.models.hf_generation import hf_attention
-from luyen.models.onednn_linear import OneDnnLinears
 from luyen.models.policy import Policy
+from luyen.models.prepacked_linear import PrepackedLinears
 from luyen.rollout.hf_engine import HfEngine
 from luyen.rollout.native.engine import NativeEngine
 from luyen.rollout.native.paged.engine import PagedEngine
@@ -24,7 +24,7 @@ def spell(tokens: Sequence[int]) -> str:
     return "".join(chr(ord("a") + token) for token in tokens)
 
 
-def holds_copies(linears: OneDnnLinears) -> bool:
+def holds_copies(linears: PrepackedLinears) -> bool:
     """Whether packed copies of weights take memory now."""
     return any(copy is not None for copy in linears._copies)
 

@@ -10,12 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import final
 
-import pytest
-
 from luyen.config import check as checking
 from luyen.config.check import Report, check
 from luyen.config.machine import Machine
-from luyen.telemetry import manifest
 from luyen.train.loop import train_online
 from luyen.train.offline.loop import train_offline
 from luyen.train.offline.start import prepare_offline
@@ -85,11 +82,9 @@ def take_first_step(report: Report) -> None:
 
 @contextmanager
 def _quickly() -> Iterator[None]:
-    """What is the same for every run of this process is found out once; warnings are left aside."""
-    with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
+    """Warnings are left aside."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patched.setattr(manifest, "source_fingerprint", cache(manifest.source_fingerprint))
-        patched.setattr(manifest, "_version", cache(manifest._version))
         logging.disable(logging.WARNING)
         try:
             yield

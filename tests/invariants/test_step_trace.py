@@ -16,7 +16,7 @@ from tests.runs import close, prepare
 ROOT = f"{Path(luyen.__file__).parent}/"
 FOUNDATIONS = {"base", "telemetry", "config"}
 """What every layer stands on: files, records, digests, logs, settings."""
-MOST, MOST_ABOVE = 79, 57
+MOST, MOST_ABOVE = 78, 57
 """All files, and those above the foundations. The aim is 40; these go down, but for a new part of
 the step. `docs/architecture.md` says what the rest is."""
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import Any, Literal, final
 
-from luyen.base.journal import JournalFile
+from luyen.telemetry.journal import JournalFile
 
 
 @final
@@ -41,7 +41,7 @@ POINTS: dict[str, Point] = {
         where="luyen.telemetry.journal:WorkJournal.keep_rollout", when="after", calls=(1, 13, 30)
     ),
     "a record of the journal is torn": Point(
-        where="luyen.base.journal:JournalFile._write", when="torn", calls=(7, 24)
+        where="luyen.telemetry.journal:JournalFile._write", when="torn", calls=(7, 24)
     ),
     "all rollouts are generated": Point(
         where="luyen.train.scoring:score_and_filter", when="before", calls=(1, 2, 3)

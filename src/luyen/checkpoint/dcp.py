@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from luyen.base.errors import UserError
+from luyen.checkpoint.file_writers import FileWriter
 from luyen.checkpoint.shards import (
     INDEX,
     Box,
@@ -35,7 +36,6 @@ from luyen.checkpoint.shards import (
     shard_name,
     tied_names,
 )
-from luyen.checkpoint.staging import FileWriter
 
 
 def save_together(

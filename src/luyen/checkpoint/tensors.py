@@ -18,6 +18,7 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.files import read_json
+from luyen.checkpoint.file_writers import FileWriter, ImmediateWriter
 from luyen.checkpoint.shards import (
     INDEX,
     Box,
@@ -30,7 +31,6 @@ from luyen.checkpoint.shards import (
     shard_name,
     tied_names,
 )
-from luyen.checkpoint.staging import FileWriter, ImmediateWriter
 
 # Sharded tensors: saved by one process or many, loaded by any number of processes.
 #

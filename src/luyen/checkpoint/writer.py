@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from luyen.base.files import writing
-from luyen.checkpoint.staging import DeferredWriter, FileWriter, Staging
+from luyen.checkpoint.file_writers import DeferredWriter, FileWriter, Staging
 from luyen.checkpoint.store import CheckpointStore, Unfinished
 from luyen.checkpoint.tensors import save_state
 

@@ -257,7 +257,7 @@ def studio(
     if missing:
         why = "a server takes packages that are not installed"
         raise UserError("luyen studio", ", ".join(missing), why, "pip install luyen[studio]")
-    from luyen.studio.screens.state import StudioOptions
+    from luyen.studio.screens.server_cache import StudioOptions
     from luyen.web.access import demand_loopback
     from luyen.web.app import run_studio
 

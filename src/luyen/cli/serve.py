@@ -12,7 +12,7 @@ from luyen.base.errors import UserError
 from luyen.cli.common import Checkpoint, Trust, prepare
 
 if TYPE_CHECKING:
-    from luyen.serve.canary import CanaryLimits
+    from luyen.serve.canary_decision import CanaryLimits
     from luyen.serve.canary_service import CanaryOptions, CanaryService
     from luyen.serve.dispatch import ServeLimits
     from luyen.serve.scoring import ScoreService
@@ -125,7 +125,7 @@ def canary_options(
     reward_range: tuple[float, float] | None,
 ) -> "CanaryOptions | None":
     """The second model; None without one, and a UserError for options that are about one."""
-    from luyen.serve.canary import CanaryLimits
+    from luyen.serve.canary_decision import CanaryLimits
     from luyen.serve.canary_service import CanaryOptions
 
     if path is not None:
@@ -262,7 +262,7 @@ def serve(
     demand_extra()
     prepare()  # before torch is imported
     from luyen.serve.access import read_keys
-    from luyen.serve.canary import CanaryLimits
+    from luyen.serve.canary_decision import CanaryLimits
     from luyen.serve.dispatch import ServeLimits
     from luyen.serve.server import Access
 

@@ -16,8 +16,8 @@ from luyen.rewards.calls import ScoreCall, ScoreOutcome, function_of, perform
 from luyen.sandbox import pool as processes
 from luyen.sandbox.calls import Call as ProcessCall
 from luyen.sandbox.calls import Reply
-from luyen.sandbox.child.resources import descendants_of
 from luyen.sandbox.child.syscalls import PR_SET_CHILD_SUBREAPER, control
+from luyen.sandbox.child.usage import descendants_of
 
 # Entry points of a pool process: `load` prepares it and imports the function, `score_call` runs it.
 #

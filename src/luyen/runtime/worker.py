@@ -14,7 +14,7 @@ from torch import Tensor
 
 from luyen.algorithms.objective import Objective
 from luyen.base.files import writing
-from luyen.checkpoint.staging import FileWriter
+from luyen.checkpoint.file_writers import FileWriter
 from luyen.checkpoint.tensors import not_finite, save_state
 from luyen.checkpoint.writer import CheckpointWriter, RankWriter
 from luyen.engine.batch import BatchShard

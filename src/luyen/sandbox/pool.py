@@ -14,7 +14,7 @@ from typing import final
 
 from luyen.base.boundary import boundary, last_line
 from luyen.sandbox.calls import RESULT_BYTES, Call, Reply
-from luyen.sandbox.child.resources import kill_process_tree
+from luyen.sandbox.child.usage import kill_process_tree
 from luyen.sandbox.worker import MARK_BYTES, READY
 
 # One worker process, as its parent sees it.

@@ -28,7 +28,7 @@ from luyen.base.boundary import boundary, last_line
 from luyen.base.system import reset_signals
 from luyen.base.user_modules import loaded_module, module_name
 from luyen.sandbox.calls import Call, Reply, within
-from luyen.sandbox.child.resources import kill_process_tree
+from luyen.sandbox.child.usage import kill_process_tree
 
 READY = b"ready"
 """Said when the function is loaded and prepared: from here on the clock of the call runs."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final, get_args
 
 from luyen.base.errors import UserError
-from luyen.serve.canary import Arm, CanaryLimits, CanaryState, Outcome
+from luyen.serve.canary_decision import Arm, CanaryLimits, CanaryState, Outcome
 
 
 @final

@@ -21,7 +21,7 @@ from luyen.data.tokenizer import Tokenizer
 from luyen.pipeline.policy_loading import device_for
 from luyen.rewards.build import BuiltReward, build_reward
 from luyen.rewards.scoring import VALIDATION, ScoreJournal
-from luyen.serve.canary import Arm, CanaryLimits, CanaryState, Outcome, arm_of, caller_key
+from luyen.serve.canary_decision import Arm, CanaryLimits, CanaryState, Outcome, arm_of, caller_key
 from luyen.serve.canary_log import CanaryLog
 from luyen.serve.dispatch import ServeLimits
 from luyen.serve.failures import ApiFailure, wrong

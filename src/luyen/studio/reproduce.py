@@ -25,7 +25,7 @@ from luyen.config.loader.load import load
 from luyen.config.loader.parse import parse
 from luyen.config.named_files import named_fingerprints
 from luyen.config.schema.run import RunConfig
-from luyen.sandbox.child.resources import kill_process_tree
+from luyen.sandbox.child.usage import kill_process_tree
 from luyen.studio.inputs import ChangedInput, changed_facts
 from luyen.telemetry.manifest import SETTINGS, collect, installed_packages, settings_of
 

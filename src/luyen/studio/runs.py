@@ -12,7 +12,7 @@ from luyen.base.errors import UserError
 from luyen.base.run_lock import is_claimed
 from luyen.base.rundir import RunDirectory, step_of
 from luyen.checkpoint.store import CheckpointStore, read_manifest
-from luyen.studio.metric_lines import VALIDATION, lines_from_end, open_records, parsed_line
+from luyen.studio.metrics_file import VALIDATION, lines_from_end, open_records, parsed_line
 from luyen.telemetry.artifact_registry import run_directories
 from luyen.telemetry.display import MEAN, VALIDATION_REWARD, validated
 from luyen.telemetry.metrics import read_metrics

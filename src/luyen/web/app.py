@@ -27,7 +27,7 @@ from luyen.studio.actions.job_queue import JobQueue
 from luyen.studio.actions.routes import ActingRoutes, MessageRequest
 from luyen.studio.screens.folder import Refusal
 from luyen.studio.screens.live import json_bytes
-from luyen.studio.screens.state import Studio, StudioOptions
+from luyen.studio.screens.server_cache import Studio, StudioOptions
 from luyen.web.access import StudioAccess, no_build_page, no_token_page, small_page
 from luyen.web.reading_routes import ReadingRoutes, event_stream
 

@@ -17,7 +17,7 @@ from luyen import __version__
 from luyen.studio.actions.routes import ActingRoutes, CheckRequest
 from luyen.studio.screens import overview, records
 from luyen.studio.screens.live import LiveEvents, json_bytes
-from luyen.studio.screens.state import Studio
+from luyen.studio.screens.server_cache import Studio
 
 Names = Annotated[list[str], Query()]
 Tail = Annotated[int, Query(ge=1, le=5000)]

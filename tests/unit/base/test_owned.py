@@ -8,8 +8,8 @@ import pytest
 from luyen.base.digests import DigestFile
 from luyen.base.errors import UserError
 from luyen.base.files import open_lines, open_regular
-from luyen.base.journal import JournalFile
 from luyen.base.run_lock import claim, is_claimed, release
+from luyen.telemetry.journal import JournalFile
 from luyen.telemetry.sinks import JsonlSink
 from luyen.telemetry.spans import SPANS
 from luyen.telemetry.summary import note

@@ -10,7 +10,7 @@ import torch
 
 from luyen.algorithms.objective import Objective
 from luyen.base.errors import UserError
-from luyen.checkpoint import staging
+from luyen.checkpoint import file_writers
 from luyen.checkpoint.shards import write_shard
 from luyen.config.schema.actor_rollout_ref import OptimConfig
 from luyen.engine.actor import ActorEngine, prepare_update
@@ -41,7 +41,7 @@ class Rank:
         self.gate.set()
         self.events: list[str] = []
         self.is_full = False
-        staging.write_shard = self._write_shard
+        file_writers.write_shard = self._write_shard
 
     def _write_shard(self, file: Path, tensors: Any) -> None:
         assert self.gate.wait(60)

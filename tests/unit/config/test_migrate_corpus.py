@@ -29,14 +29,17 @@ ADVICE = {
     "M04": "a low learning rate for an adapter",
     "O07": "top-p below 1, as it was",
     "R20": "generation in several waves",
+    "F04": "shards on one device, where the script is told elsewhere how many there are",
 }
 """Findings that are true of the configuration as it was: advice, no error and no dead key."""
 ROWLESS = (
     "eliashossain001/efficient-gemma3-finetuning",
     "eliashossain001/Gemma3N-4B-Multimodal",
     "huggingface/trl examples/scripts/dpo/dpo_tldr.py",
+    "kingjameschan/gemma-math-sft-grpo gcp/train_dpo_l4.py",
+    "liushz/cogrpo_verl scripts/run_multinodes_grpo.sh",
 )
-"""Cases whose rows come from code and not from a key: `data.train_files` is left to the user."""
+"""Cases whose rows come from code or arguments: `data.train_files` is left to the user."""
 NAMES = {
     "llama_factory": {"lora_rank": "r", "cutoff_len": "length", "model_name_or_path": "model"},
     "axolotl": {"lora_r": "r", "sequence_len": "length", "base_model": "model"},

@@ -41,6 +41,8 @@ VALUES = {
     "an annotation": "x: float = 3e-4",
     "several at once": "n, x = 4, 3e-4",
     "an entry of a list": "R = [1.0, 3e-4]\nx = R[-1]",
+    "a function that returns": "def g(a, b=2):\n    return a * b\nx = g(1.5e-4)",
+    "a function of a variable": 'def g(d):\n    return float(getenv("R", str(d)))\nx = g(d=3e-4)',
     "an object below": "def f(c: C):\n    return 0\nclass C:\n    lr: float = 3e-4\nx = C().lr",
 }
 
@@ -57,6 +59,10 @@ CHANGED = {
     "a name": "x = 3e-4\nx *= 2",
     "a name in a loop": "for x in (1e-4, 3e-4):\n    pass\nx = 3e-4",
     "two values": "x = 3e-4\nx = 1e-4",
+    "a function of another": "def g(a):\n    return a\ndef h(a):\n    return g(a)\nx = h(3e-4)",
+    "a function of itself": "def g(a):\n    return g(a)\nx = g(3e-4)",
+    "a function without its argument": "def g(a):\n    return 3e-4\nx = g()",
+    "a function of two lines": "def g(a):\n    a = f(a)\n    return a\nx = g(3e-4)",
     "an index that is not there": "R = [3e-4]\nx = R[1]",
     "an option without a default": 'p.add_argument("--lr")\na = p.parse_args()\nx = a.lr',
     "a variable without a default": 'x = float(os.environ["RATE"])',
@@ -128,6 +134,30 @@ trainer = GRPOTrainer("org/model", reward_funcs=f, tools=[search], callbacks=Non
     assert "data.val_files" in entry(found, "dataset.train_test_split").outcome.note
     assert entry(found, "dataset.shuffle").column == "implied"
     assert "callbacks" not in {one.source for one in found.entries}
+
+
+def test_arguments_of_transformers_and_of_the_trainer_are_read_where_there_is_no_other():
+    migration = read(
+        'A = {"learning_rate": 3e-4, "output_dir": os.path.join("out", "a")}\n'
+        "trainer = SFTTrainer(model=m, max_seq_length=64, packing=True, "
+        'dataset_text_field="text", args=TrainingArguments(weight_decay=0.5, **A))'
+    )
+    assert migration.keys["trainer.stage"] == "sft"
+    assert migration.keys[f"{OPTIM}.lr"] == 3e-4
+    assert migration.keys[f"{OPTIM}.weight_decay"] == 0.5
+    assert migration.keys["trainer.default_local_dir"] == "out/a"
+    assert migration.keys["data.max_prompt_length"] == 32
+    assert entry(migration, "packing").column == "unavailable"
+
+
+def test_an_adapter_that_the_script_loads_is_named():
+    load = 'm = PeftModel.from_pretrained(m, "out/sft")\nDPOConfig(beta=0.1)'
+    alone = entry(read(load), "adapter")
+    assert (alone.value, alone.column) == ("out/sft", "unavailable")
+    with_rank = read(f"{load}\nLoraConfig(r=4)")
+    assert with_rank.keys[f"{MODEL}.lora_adapter_path"] == "out/sft"
+    merged = entry(read(f"{load}\nm = m.merge_and_unload()"), "merged_adapter")
+    assert (merged.value, merged.column) == ("out/sft", "unavailable")
 
 
 def test_what_is_to_be_written_by_hand_is_said_at_the_end():

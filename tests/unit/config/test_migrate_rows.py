@@ -90,3 +90,49 @@ def test_axolotl_s_older_name_of_the_evaluation_is_known():
 def test_keys_behind_a_variable_that_only_a_shell_knows_are_named():
     found = migrate(MigrationRequest(text="python -m verl.trainer.main_ppo trainer.nnodes=1 $MORE"))
     assert "write its keys into the command" in entry(found, "$MORE").outcome.note
+
+
+def test_rows_of_axolotl_s_own_formats_are_to_be_written_as_messages():
+    own = {"field_instruction": "context", "field_output": "target", "system_prompt": ""}
+    values = {"base_model": "org/model", "datasets": [{"path": "rows.jsonl", "type": own}]}
+    Path("config.yaml").write_text(yaml.safe_dump(values))
+    found = {one.source: one for one in migrate(MigrationRequest(text="config.yaml")).entries}
+    column = found["datasets[0].type.field_instruction"]
+    assert column.column == "unavailable"
+    assert "`messages`" in column.outcome.note
+    assert found["datasets[0].type.system_prompt"].column == "implied"
+
+
+def test_activations_that_axolotl_moves_to_the_host_are_computed_again():
+    values = {"base_model": "org/model", "gradient_checkpointing": "offload"}
+    Path("config.yaml").write_text(yaml.safe_dump(values))
+    keys = migrate(MigrationRequest(text="config.yaml")).keys
+    assert keys[f"{MODEL}.enable_gradient_checkpointing"] is True
+
+
+def test_variables_before_a_command_are_no_keys_of_it():
+    text = (
+        "FORCE_TORCHRUN=1 llamafactory-cli train --model_name_or_path org/model --stage sft "
+        "--lora_rank 4 --dataset first"
+    )
+    found = migrate(MigrationRequest(text=text))
+    assert found.keys[f"{MODEL}.lora_rank"] == 4
+    assert "FORCE_TORCHRUN" not in {one.source for one in found.entries}
+
+
+@pytest.mark.parametrize(("written", "share"), [({}, 0.03), ({"warmup_steps": 0}, None)])
+def test_axolotl_warms_up_by_its_default_only_where_no_steps_are_written(
+    written: dict[str, Any], share: float | None
+):
+    Path("config.yaml").write_text(yaml.safe_dump({"base_model": "org/model", **written}))
+    keys = migrate(MigrationRequest(text="config.yaml")).keys
+    assert keys.get("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio") == share
+
+
+@pytest.mark.parametrize(("weights", "column"), [([1.0], "implied"), ([1.0, 0.5], "unavailable")])
+def test_the_weight_of_a_single_reward_is_no_loss(weights: list[float], column: str):
+    values = {"base_model": "org/model", "rl": "grpo", "trl": {"reward_weights": weights}}
+    Path("config.yaml").write_text(yaml.safe_dump(values))
+    entries = migrate(MigrationRequest(text="config.yaml")).entries
+    [found] = [one for one in entries if one.source == "trl.reward_weights"]
+    assert found.column == column

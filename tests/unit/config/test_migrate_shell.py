@@ -25,6 +25,9 @@ def words(text: str) -> list[str]:
         ("m=8", 'a.b=${n:-"${m}"}'),
         ("n=8", "a.b=${n:-3}"),
         ("m=1\nn=$((m * 16 / 2))", "a.b=$n"),
+        ("n=x/8", 'a.b=$(basename "$n")'),
+        ("n=8/x", "a.b=$(dirname $n)"),
+        ("n=8", 'a.b="$(realpath "${n}")"'),
     ],
 )
 def test_variables_have_their_values(script: str, word: str):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from luyen.models.onednn_linear import OneDnnLinears, _has_operators
+from luyen.models.prepacked_linear import PrepackedLinears, _has_operators
 from tests.generation import holds_copies
 
 pytestmark = pytest.mark.skipif(not _has_operators(), reason="this PyTorch packs no bf16 weights")
@@ -23,7 +23,7 @@ def model(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
 @torch.no_grad()
 def test_products_are_those_of_the_plain_layers():
     net = model()
-    packed = OneDnnLinears(net)
+    packed = PrepackedLinears(net)
     for shape in [(1, 256), (7, 256), (2, 3, 256)]:
         x = torch.randn(shape, dtype=torch.bfloat16)
         with packed.in_use(steps=MANY):
@@ -36,7 +36,7 @@ def test_products_are_those_of_the_plain_layers():
 @pytest.mark.parametrize("write", ["in place", "another tensor", "foreach"])
 def test_a_weight_that_changed_is_packed_anew(write):
     net = model()
-    packed, x = OneDnnLinears(net), torch.randn(4, 256, dtype=torch.bfloat16)
+    packed, x = PrepackedLinears(net), torch.randn(4, 256, dtype=torch.bfloat16)
     with packed.in_use(steps=MANY):
         net(x)
     layer: Any = net[1]
@@ -55,7 +55,7 @@ def test_a_weight_that_changed_is_packed_anew(write):
 @torch.no_grad()
 def test_no_other_weight_takes_the_address_of_a_packed_one():
     net = model()
-    packed, x = OneDnnLinears(net), torch.randn(4, 256, dtype=torch.bfloat16)
+    packed, x = PrepackedLinears(net), torch.randn(4, 256, dtype=torch.bfloat16)
     layer: Any = net[1]
     # A new parameter may have the version of the old one: only their addresses tell them apart.
     for _ in range(8):
@@ -71,7 +71,7 @@ def test_no_other_weight_takes_the_address_of_a_packed_one():
 @torch.no_grad()
 def test_layers_are_as_before_outside_even_after_an_error():
     net = model()
-    packed = OneDnnLinears(net)
+    packed = PrepackedLinears(net)
     with packed.in_use(steps=MANY):
         # The last one is too small to be worth it.
         assert ["forward" in layer.__dict__ for layer in net] == [True, True, False]
@@ -89,17 +89,17 @@ def test_layers_are_as_before_outside_even_after_an_error():
 @torch.no_grad()
 def test_few_steps_and_other_dtypes_are_left_alone():
     net = model()
-    packed = OneDnnLinears(net)
+    packed = PrepackedLinears(net)
     with packed.in_use(steps=1):
         assert "forward" not in net[0].__dict__
     assert not holds_copies(packed)
     with packed.in_use(steps=MANY), packed.in_use(steps=1):
         assert "forward" in net[0].__dict__
-    plain = OneDnnLinears(model(torch.float32))
+    plain = PrepackedLinears(model(torch.float32))
     with plain.in_use(steps=MANY):
         assert not holds_copies(plain)
 
 
 def test_gradients_must_be_off():
-    with pytest.raises(AssertionError), OneDnnLinears(model()).in_use(steps=MANY):
+    with pytest.raises(AssertionError), PrepackedLinears(model()).in_use(steps=MANY):
         pass

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from luyen.base.errors import UserError
 from luyen.cli.serve import canary_options
 from luyen.serve.access import Keyring
-from luyen.serve.canary import CanaryLimits, CanaryState, arm_of, caller_key
+from luyen.serve.canary_decision import CanaryLimits, CanaryState, arm_of, caller_key
 from luyen.serve.canary_log import CanaryLog
 from luyen.serve.canary_service import CanaryOptions, CanaryService, open_canary
 from luyen.serve.dispatch import ServeLimits

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from luyen.base.journal import DamagedJournal
 from luyen.base.records import (
     Branch,
     CallStatus,
@@ -18,7 +17,7 @@ from luyen.base.records import (
     StopReason,
     ToolCall,
 )
-from luyen.telemetry.journal import WorkJournal, WorkJournals, _group_key
+from luyen.telemetry.journal import DamagedJournal, WorkJournal, WorkJournals, _group_key
 from luyen.telemetry.rollout_codec import (
     PackedStreams,
     rollout_of,
@@ -243,7 +242,7 @@ def test_a_forged_rollout_is_generated_again(journal, body):
 
 
 @pytest.mark.parametrize("scores", [[], [{}], [1], "x", [{"name": "a", "value": "x"}]])
-@pytest.mark.filterwarnings("ignore::luyen.base.journal.DamagedJournal")
+@pytest.mark.filterwarnings("ignore::luyen.telemetry.journal.DamagedJournal")
 def test_forged_scores_are_computed_again(journal, scores):
     key = _group_key("rollout", [ROLLOUT])
     forged = _forged(journal, "scores", key, {"scores": scores})
@@ -251,7 +250,7 @@ def test_forged_scores_are_computed_again(journal, scores):
 
 
 @pytest.mark.parametrize("call", [{}, 5, {"status": "ok"}, {"status": "eaten", "name": "a"}])
-@pytest.mark.filterwarnings("ignore::luyen.base.journal.DamagedJournal")
+@pytest.mark.filterwarnings("ignore::luyen.telemetry.journal.DamagedJournal")
 def test_of_a_forged_call_it_is_unknown_whether_it_was_made(journal, call):
     forged = _forged(journal, "result", "k", {"call": call, "metrics": {}})
     assert forged.call("k").call is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from luyen.base.errors import UserError
-from luyen.checkpoint.staging import Staging
+from luyen.checkpoint.file_writers import Staging
 from luyen.checkpoint.store import CheckpointStore
 from luyen.checkpoint.tensors import load_state, not_finite
 from luyen.checkpoint.writer import CheckpointWriter

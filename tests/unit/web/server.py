@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from luyen.serve.server import Access, open_socket, uvicorn_server
-from luyen.studio.screens.state import Studio, StudioOptions
+from luyen.studio.screens.server_cache import Studio, StudioOptions
 from luyen.web.access import StudioAccess
 from luyen.web.app import build_app
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from luyen.base.rundir import RunDirectory
-from luyen.studio.screens import metric_table, state
+from luyen.studio.screens import metric_table, server_cache
 from luyen.studio.screens.live import LineTail
 from luyen.studio.screens.metric_table import MetricColumns
-from luyen.studio.screens.state import Studio, StudioOptions
+from luyen.studio.screens.server_cache import Studio, StudioOptions
 from luyen.telemetry.metrics import metrics_line
 from luyen.telemetry.rollout_files import write_rollouts
 from tests.unit.studio.run_files import rollout
@@ -231,7 +231,7 @@ def test_a_process_ends_with_the_studio_or_with_its_time(
     thread.join(30)
     assert done[0].returncode == -signal.SIGKILL
     assert studio.run_process(sleep).returncode == -1
-    monkeypatch.setattr(state, "_MOST_PROCESS_S", 0.1)
+    monkeypatch.setattr(server_cache, "_MOST_PROCESS_S", 0.1)
     assert Studio(StudioOptions(folder=tmp_path)).run_process(sleep).returncode == -signal.SIGKILL
 
 

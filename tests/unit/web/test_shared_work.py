@@ -15,9 +15,9 @@ import pytest
 
 from luyen.base.files import json_line
 from luyen.base.rundir import RunDirectory
-from luyen.studio.screens import curves, state
+from luyen.studio.screens import curves, server_cache
 from luyen.studio.screens.folder import KnownRun
-from luyen.studio.screens.state import _AGAIN_TIMES, Aged, Studio, StudioOptions
+from luyen.studio.screens.server_cache import _AGAIN_TIMES, Aged, Studio, StudioOptions
 from luyen.studio.timeline import read_processes
 from luyen.telemetry.metrics import metrics_line
 from luyen.telemetry.rollout_files import write_rollouts
@@ -108,7 +108,7 @@ def known_run(root: Path) -> KnownRun:
 
 
 def test_spans_that_are_read_on_are_those_of_the_whole_files(tmp_path: Path):
-    known, kept, chance = known_run(tmp_path), state.KeptSpans(), random.Random(3)
+    known, kept, chance = known_run(tmp_path), server_cache.KeptSpans(), random.Random(3)
     files = [known.directory.events / name for name in ("controller-5.jsonl", "actor-0.jsonl")]
     heads = [{"process": "controller", "pid": 5}, {"process": "actor", "index": 0, "pid": 6}]
     for file, head in zip(files, heads, strict=True):
@@ -133,8 +133,8 @@ def test_spans_that_are_read_on_are_those_of_the_whole_files(tmp_path: Path):
 
 
 def test_spans_beyond_the_bound_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(state, "_MOST_SPANS", 2)
-    known, kept = known_run(tmp_path), state.KeptSpans()
+    monkeypatch.setattr(server_cache, "_MOST_SPANS", 2)
+    known, kept = known_run(tmp_path), server_cache.KeptSpans()
     head = json_line({"schema": 1, "process": "controller", "pid": 5})
     lines = "".join(span(i, "update", 10.0 + i) for i in range(3))
     (known.directory.events / "controller-5.jsonl").write_text(head + lines)

@@ -99,13 +99,16 @@ def read_yaml(values: Mapping[str, Any], source: SourceConfig) -> SourceConfig:
         is_free = name not in chosen or found[chosen[name]] is None
         chosen[name if is_free else key] = key
     kind = values.get("adapter")
+    defaults = {**_DEFAULTS, **_BY_METHOD.get(method, {}), "use_peft": kind is not None}
+    if found.get("warmup_steps") is not None:
+        del defaults["warmup_ratio"]  # a number of steps is meant, 0 too
     return replace(
         source,
         tool=TOOL,
         method=method,
         values={name: found[key] for name, key in chosen.items()},
         written=chosen,
-        defaults={**_DEFAULTS, **_BY_METHOD.get(method, {}), "use_peft": kind is not None},
+        defaults=defaults,
     )
 
 
@@ -132,6 +135,14 @@ def _type(value: Any, source: SourceConfig) -> Outcome:
     return missing("rows are read as they are: apply this transform, and write a file of rows")
 
 
+def _checkpointing(value: Any, source: SourceConfig) -> Outcome:
+    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    if isinstance(value, str) and value:
+        return keep({key: True}, f"{value}: layers are computed again, nothing leaves the device")
+    return named(key)(value, source)
+
+
+_OWN_ROWS = "rows of an own format: write them as `messages`, with the text that stands around them"
 _COLUMNS = "rows are read by the columns that a format has: `luyen data inspect FILE`"
 
 
@@ -211,6 +222,15 @@ RULES: dict[str, Rule] = {
     },
     "datasets[].type": _type,
     "test_datasets[].type": _type,
+    **{
+        f"{block}[].type.{name}": never(_OWN_ROWS)
+        for block in ("datasets", "test_datasets")
+        for name in (
+            *("field_system", "field_instruction", "field_input", "field_output", "field"),
+            *("format", "no_input_format", "system_format", "system_prompt"),
+        )
+    },
+    "gradient_checkpointing": _checkpointing,
     **{
         f"{block}[].{name}": always(_COLUMNS)
         for block in ("datasets", "test_datasets")

@@ -247,7 +247,11 @@ ONLINE_RULES: dict[str, Rule] = {
     "vllm_importance_sampling_correction": _sampler_correction,
     "vllm_importance_sampling_cap": _server_key(f"{_CORRECTION}.rollout_is_threshold"),
     "reward_funcs": _reward_functions,
-    "reward_weights": never("add the functions up with these weights in one function"),
+    "reward_weights": choose(
+        lambda weights: weights in (1, [1]),
+        implied("the score of one function"),
+        missing("add the functions up with these weights in one function"),
+    ),
     "reward_model_path": _reward_model,
     "reward_model": _reward_model,
     "multi_objective_aggregation": _objectives,

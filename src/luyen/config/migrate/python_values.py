@@ -8,6 +8,8 @@ Everything else is open: text that begins with `OPEN`, with the code that comput
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError
@@ -19,6 +21,7 @@ _MOST_CHARACTERS, _MOST_PARTS, _LARGEST = 10_000, 10_000, 1e15
 _ROUNDS = 3
 """How often names are read: a name may be known only after one that stands below it."""
 _CONVERSIONS = {"float": float, "int": int, "str": str}
+_JOINS = ("os.path.join", "path.join", "osp.join")
 
 
 @final
@@ -29,6 +32,23 @@ class Fields(dict[str, Any]):
         >>> Fields(rate=0.1)["rate"]
         0.1
     """
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Function:
+    """A function of the file that is one expression of its arguments.
+
+    Example:
+        >>> [node] = ast.parse("def doubled(n):\\n    return 2 * n").body
+        >>> _Function(arguments=node.args, result=node.body[0].value).arguments.args[0].arg
+        'n'
+    """
+
+    arguments: ast.arguments
+    """Its arguments, with their defaults."""
+    result: ast.expr
+    """What it returns."""
 
 
 def parsed(text: str, file: str) -> ast.Module:
@@ -84,6 +104,10 @@ def _assigned(
         match node:
             case ast.ClassDef(name=name, body=body):
                 yield name, _fields(body, known)
+            case ast.FunctionDef(name=name, args=arguments, body=[*about, ast.Return() as end]) if (
+                end.value is not None and all(map(_is_text, about)) and not _is_of_any(arguments)
+            ):
+                yield name, _Function(arguments=arguments, result=end.value)
             case ast.Assign(targets=[target], value=ast.Call(func=ast.Attribute(attr=called))) if (
                 called in ("parse_args", "parse_known_args") and options
             ):
@@ -102,6 +126,17 @@ def _assigned(
                 yield name, value_of(value, known)
             case _:
                 continue
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_of_any(arguments: ast.arguments) -> bool:
+    """Whether a function takes any arguments, or is a method, which its object changes."""
+    first = [one.arg for one in (*arguments.posonlyargs, *arguments.args)][:1]
+    is_method = first in (["self"], ["cls"])
+    return is_method or arguments.vararg is not None or arguments.kwarg is not None
 
 
 def _fields(body: Sequence[ast.stmt], known: Mapping[str, Any]) -> Fields:
@@ -220,7 +255,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
     match node:
         case ast.Constant(value=value):
             return value
-        case ast.Name(id=name) if name in known:
+        case ast.Name(id=name) if name in known and not isinstance(known[name], _Function):
             return known[name]
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             found = [value_of(part, known) for part in parts]
@@ -281,6 +316,13 @@ def _called(node: ast.Call, known: Mapping[str, Any]) -> Any:
     match node:
         case ast.Call(func=ast.Name(id=name)) if isinstance(known.get(name), Fields):
             return _made(node, cast(Fields, known[name]), known)
+        case ast.Call(func=ast.Name(id=name)) if isinstance(known.get(name), _Function):
+            return _returned(node, cast(_Function, known[name]), known)
+        case ast.Call(func=function, args=[_, *_]) if ast.unparse(function) in _JOINS:
+            parts = [value_of(part, known) for part in node.args]
+            is_plain = all(isinstance(part, str) for part in parts) and not is_open(parts)
+            joined = str(PurePosixPath(*parts)) if is_plain else ""
+            return joined if 0 < len(joined) <= _MOST_CHARACTERS else _unknown(node)
         case ast.Call(func=ast.Name(id=name), args=[one]) if name in _CONVERSIONS:
             return _converted(node, name, value_of(one, known))
         case ast.Call(func=function, args=[_, otherwise]) if ast.unparse(function) in (
@@ -304,6 +346,24 @@ def _made(node: ast.Call, fields: Fields, known: Mapping[str, Any]) -> Any:
     values = [value_of(one, known) for one in node.args]
     given = {cast(str, word.arg): value_of(word.value, known) for word in node.keywords}
     return Fields({**fields, **dict(zip(fields, values, strict=False)), **given})
+
+
+def _returned(node: ast.Call, function: _Function, known: Mapping[str, Any]) -> Any:
+    """What a function of the file returns; it may call no other one of the file."""
+    named, defaults = function.arguments, function.arguments.defaults
+    positional = [one.arg for one in (*named.posonlyargs, *named.args)]
+    more = [one.arg for one in named.kwonlyargs]
+    if len(node.args) > len(positional) or any(word.arg is None for word in node.keywords):
+        return _unknown(node)
+    plain = {name: value for name, value in known.items() if not isinstance(value, _Function)}
+    given = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+    given |= {n: v for n, v in zip(more, named.kw_defaults, strict=True) if v is not None}
+    values = {name: value_of(value, plain) for name, value in given.items()}
+    values |= {n: value_of(v, known) for n, v in zip(positional, node.args, strict=False)}
+    values |= {cast(str, word.arg): value_of(word.value, known) for word in node.keywords}
+    found = value_of(function.result, {**plain, **values})
+    is_known = set(values) == {*positional, *more} and not is_open(found)
+    return found if is_known else _unknown(node)
 
 
 def _converted(node: ast.Call, name: str, value: Any) -> Any:
@@ -336,3 +396,28 @@ def _calculated(node: ast.BinOp, left: Any, op: ast.operator, right: Any) -> Any
             return left / right
         case _:
             return _unknown(node)
+
+
+def is_importable(tree: ast.Module) -> bool:
+    """Whether importing a file only defines things: no training starts."""
+    return all(_only_defines(node) for node in tree.body)
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.ClassDef():
+            return True
+        case ast.AsyncFunctionDef() | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Assign(value=value):
+            return not is_open(value_of(value, {}))
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+            return True
+        case _:
+            return False
+
+
+def defines(tree: ast.Module, names: Any) -> bool:
+    """Whether a file defines functions of all these names."""
+    here = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return all(str(name) in here for name in names)

@@ -115,8 +115,14 @@ def _read_command(words: Sequence[str], source: SourceConfig) -> SourceConfig:
     values: dict[str, Any] = {}
     if named is not None:
         values = file_values(Path(named).expanduser())
-    for word in words:
+    for word in words[_first(words) :]:
         key, equals, raw = word.partition("=")
         if equals and re.fullmatch(r"\w+", key):
             values[key] = read_tree(f"value: {raw}", "command").values.get("value", raw)
     return _read_values({**values, **options}, source, hint=text)
+
+
+def _first(words: Sequence[str]) -> int:
+    """Where a command begins: variables of its environment stand before it."""
+    is_variable = [re.match(r"[A-Za-z_]\w*=", word) is not None for word in words]
+    return is_variable.index(False) if False in is_variable else len(words)

@@ -9,6 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import PurePosixPath
 from typing import final
 
 from luyen.base.errors import UserError
@@ -22,6 +23,14 @@ _VARIABLE = re.compile(
     r"\$(?:\{([A-Za-z_]\w*)\[@\]\}|\{([A-Za-z_]\w*)(?:(:?[-=])(.*))?\}|([A-Za-z_]\w*)|([@*#?\d]))"
 )
 _DOCUMENT = re.compile(r"""<<-?\s*["']?([A-Za-z_]\w*)["']?""")
+_OF_PATH = re.compile(r"\$\(\s*(realpath|readlink -f|basename|dirname)\s+([^()|;&]+?)\s*\)")
+_PATHS: dict[str, Callable[[str], str]] = {
+    "realpath": str,
+    "readlink -f": str,
+    "basename": lambda path: PurePosixPath(path).name,
+    "dirname": lambda path: str(PurePosixPath(path).parent),
+}
+"""Commands that give a path or a part of one; a path is the same file from the same folder."""
 _MOST_QUOTED_LINES = 200
 """Lines of the longest text in quotes: a longer one is an apostrophe in what is no code."""
 _HOME, _HERE = "~", "."
@@ -226,6 +235,10 @@ class _Script:
             return f"{_OPEN}{raw}{_CLOSE}" if number is None else number
         if raw.replace(" ", "") == "$(pwd)":
             return _HERE
+        of_path = _OF_PATH.fullmatch(raw)
+        if of_path is not None:
+            path = "".join(self.words(of_path[2], splits=False))
+            return f"{_OPEN}{raw}{_CLOSE}" if open_names(path) else _PATHS[of_path[1]](path)
         found = _VARIABLE.fullmatch(raw)
         name = (found[2] or found[5]) if found is not None else None
         if found is None or name is None:
@@ -349,7 +362,9 @@ def _quoted(text: str, start: int) -> tuple[str, int]:
     """What stands between double quotes, and where the rest begins."""
     end, depth = start, 0
     while end < len(text) and (text[end] != '"' or depth > 0):
-        depth += (text[end] == "{" and text[end - 1] == "$") - (text[end] == "}" and depth > 0)
+        char, is_inside = text[end], depth > 0
+        is_opening = char in "{(" and (text[end - 1] == "$" or (is_inside and char == "("))
+        depth += is_opening - (char in "})" and is_inside)
         end += 2 if text[end] == "\\" else 1
     return text[start:end].replace('\\"', '"'), end + 1
 

@@ -13,9 +13,16 @@ from typing import Any, cast
 
 from luyen.base.errors import UserError
 from luyen.config.loader.load import read_override
-from luyen.config.migrate.common import always, name_of, never, placed, refused
+from luyen.config.migrate.common import always, name_of, named, never, placed, refused
 from luyen.config.migrate.dialect import entries as dialect_entries
-from luyen.config.migrate.python_values import OPEN, constants, is_open, value_of
+from luyen.config.migrate.python_values import (
+    OPEN,
+    constants,
+    defines,
+    is_importable,
+    is_open,
+    value_of,
+)
 from luyen.config.migrate.report import (
     Entry,
     Outcome,
@@ -58,6 +65,11 @@ _TRAINER_OBJECTS = (
     *("formatting_func", "data_collator", "compute_metrics"),
 )
 """Arguments of a trainer that are objects of the script."""
+_TRAINER_KEYS = (
+    *("dataset_text_field", "max_seq_length", "packing", "dataset_num_proc", "max_length"),
+    *("max_prompt_length", "beta", "loss_type", "label_smoothing"),
+)
+"""Keys that were arguments of the trainer before TRL had a configuration of each method."""
 _LOADING = (
     *("fast_inference", "max_lora_rank", "gpu_memory_utilization", "use_cache", "token"),
     *("local_files_only", "offload_folder", "num_labels", "full_finetuning", "force_download"),
@@ -260,8 +272,16 @@ def _reference(value: Any, source: SourceConfig) -> Outcome:
     return keep({"actor_rollout_ref.ref.path": placed("actor_rollout_ref.ref.path", value, source)})
 
 
+def _loaded_adapter(value: Any, source: SourceConfig) -> Outcome:
+    if uses_lora(source):
+        return named(f"{MODEL}.lora_adapter_path")(value, source)
+    return missing("set model.lora_adapter_path to it, and model.lora_rank to the rank it has")
+
+
 OWN_RULES: dict[str, Rule] = {
     "ref_model": _reference,
+    "adapter": _loaded_adapter,
+    "merged_adapter": refused("save the merged model, and name it in model.path"),
     "load_dataset": refused("a further dataset: name it in data.train_files or data.val_files"),
     "callbacks": never(_CALLBACKS),
     "benchmarks": never(_OPEN_R1),
@@ -299,6 +319,10 @@ def read_python(tree: ast.Module, source: SourceConfig, file: str) -> SourceConf
     named = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in CONFIGS]
     methods = list(dict.fromkeys(CONFIGS[name] for name in map(_called, configs)))
     methods = methods or list(dict.fromkeys(CONFIGS[name] for name in named))
+    if not methods:
+        trainers = [_called(call).replace("Trainer", "Config") for call in calls]
+        methods = list(dict.fromkeys(CONFIGS[name] for name in trainers if name in CONFIGS))
+        configs = [call for call in calls if _called(call) == "TrainingArguments"]
     if len(methods) != 1:
         said = f"it configures {' and '.join(methods)}" if methods else "no configuration of TRL"
         fix = "give a file with one of " + ", ".join(CONFIGS)
@@ -310,7 +334,7 @@ def read_python(tree: ast.Module, source: SourceConfig, file: str) -> SourceConf
     values |= _other_calls(calls, known, values)
     defaults: dict[str, Any] = {}
     rewards = values.get("reward_funcs")
-    if rewards is not None and is_importable(tree) and _defines(tree, rewards):
+    if rewards is not None and is_importable(tree) and defines(tree, rewards):
         defaults["reward file"] = str(Path(file).absolute())
     found = _source(values, methods[0], source, is_python=True)
     return replace(found, defaults={**found.defaults, **defaults})
@@ -387,6 +411,9 @@ def _other_calls(
             found |= _trainer(call, known)
         elif name == "from_pretrained" and _loads_policy(call):
             found = {**_policy(call, known), **found}
+        elif ast.unparse(call.func) == "PeftModel.from_pretrained" and len(call.args) > 1:
+            merges = any(_called(other) == "merge_and_unload" for other in calls)
+            found["merged_adapter" if merges else "adapter"] = value_of(call.args[1], known)
     found |= _changes_of_rows(calls)
     taken = {SYNONYMS.get(key, key) for key in values}
     return {key: v for key, v in found.items() if SYNONYMS.get(key, key) not in taken}
@@ -440,6 +467,8 @@ def _trainer(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
         if keyword.arg == "reward_funcs":
             parts = keyword.value.elts if isinstance(keyword.value, ast.List) else [keyword.value]
             found["reward_funcs"] = [ast.unparse(part).strip("'\"") for part in parts]
+        if keyword.arg in _TRAINER_KEYS:
+            found[keyword.arg] = value_of(keyword.value, known)
         if keyword.arg in _TRAINER_OBJECTS and value_of(keyword.value, known) is not None:
             found[keyword.arg] = ast.unparse(keyword.value)
     return found
@@ -460,27 +489,3 @@ def _dataset(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
     found = {"dataset_name": first}
     found |= {"dataset_config": second} if second is not None else {}
     return found | ({"dataset_train_split": words["split"]} if "split" in words else {})
-
-
-def is_importable(tree: ast.Module) -> bool:
-    """Whether importing a file only defines things: no training starts."""
-    return all(_only_defines(node) for node in tree.body)
-
-
-def _only_defines(node: ast.stmt) -> bool:
-    match node:
-        case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.ClassDef():
-            return True
-        case ast.AsyncFunctionDef() | ast.Expr(value=ast.Constant()):
-            return True
-        case ast.Assign(value=value):
-            return not is_open(value_of(value, {}))
-        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
-            return True
-        case _:
-            return False
-
-
-def _defines(tree: ast.Module, names: Any) -> bool:
-    here = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return all(str(name) in here for name in names)

@@ -37,6 +37,10 @@ _READ_BY = {
     "preference": ("actor_rollout_ref.ref.path", _EXACT),
 }
 """Further keys that some offline stages read."""
+_FUSED = "actor_rollout_ref.model.use_fused_kernels"
+_UNREAD_BY = {"distill": (_FUSED,), "reward_model": (_FUSED,)}
+"""Keys beside those of rollouts that some stages leave unread: without log-probabilities of the
+sampled tokens alone there is no head to fuse."""
 _PREFERENCE_ESTIMATOR = "online_dpo"
 """Reads `preference` in reinforcement runs."""
 
@@ -179,6 +183,8 @@ def is_unread(path: str, stage: str) -> bool:
         >>> [is_unread(key, "sft") for key in ("algorithm.gamma", f"{_ACTOR}.optim.lr")]
         [True, False]
     """
+    if path in _UNREAD_BY.get(stage, ()):
+        return True
     if path.startswith(_READ) or path in _READ_BY.get(stage, ()):
         return False
     return path.startswith(_ONLINE)

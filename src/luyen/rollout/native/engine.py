@@ -19,9 +19,9 @@ from luyen.base.process_setup import is_promised
 from luyen.models.attention import AttentionContext
 from luyen.models.continued_attention import ContinuedContext, ContinuedSequence
 from luyen.models.experts import RoutingLog
-from luyen.models.onednn_linear import OneDnnLinears
 from luyen.models.packed_attention import KeyValueSink, PackedContext, packed_positions
 from luyen.models.policy import Policy
+from luyen.models.prepacked_linear import PrepackedLinears
 from luyen.models.weights import Fingerprint
 from luyen.rollout.native.kv_cache import RowCache, SharedPrefixCache, SlottedCache, can_split
 from luyen.rollout.native.prefix_cache import BLOCK, CachedRow, PrefixCache
@@ -122,7 +122,7 @@ class NativeEngine:
             is_exact = policy.device.type != "cpu" or is_promised(_dtype_name(policy))
         self._is_exact = is_exact
         self._can_split = not is_exact and can_split(policy)
-        self._linears = None if is_exact else OneDnnLinears(policy)
+        self._linears = None if is_exact else PrepackedLinears(policy, head=policy.head.linear)
         self._is_open = is_open
         caches = enable_prefix_caching and not records_routes
         self._prefixes = PrefixCache(policy, most_bytes=prefix_bytes) if caches else None

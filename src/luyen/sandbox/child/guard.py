@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from luyen.base.system import reset_signals
-from luyen.sandbox.child import isolation, program, resources
+from luyen.sandbox.child import isolation, program, usage
 from luyen.sandbox.child.isolation import readable
-from luyen.sandbox.child.resources import descendants, files_of, memory_of, threads_of
 from luyen.sandbox.child.syscalls import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_DUMPABLE,
@@ -27,6 +26,7 @@ from luyen.sandbox.child.syscalls import (
     control,
     leave_keyrings,
 )
+from luyen.sandbox.child.usage import descendants, files_of, memory_of, threads_of
 
 _LOOK_S = 0.02
 """Longest pause between two looks at the program."""
@@ -54,7 +54,7 @@ def main(job_number: str, report_number: str, channel: str, owner: str) -> None:
     limits = job["limits"]
     limits["file_bytes"] += program.input_bytes(job)  # what it is given is not its own
     memory = limits["memory_bytes"] + 2 * limits["file_bytes"]  # files of its own are memory too
-    group = resources.make_cgroup(
+    group = usage.make_cgroup(
         memory_bytes=memory, processes=limits["processes"] + isolation.THREADS
     )
     own = os.getpid()
@@ -66,7 +66,7 @@ def main(job_number: str, report_number: str, channel: str, owner: str) -> None:
 
 
 def run_isolated(
-    job: dict[str, Any], report: int, channel: int, group: resources.ControlGroup | None
+    job: dict[str, Any], report: int, channel: int, group: usage.ControlGroup | None
 ) -> None:
     """Go into namespaces where there are any, and keep the program there."""
     work, limits = job["work"], job["limits"]
@@ -100,7 +100,7 @@ def keep(
     report: int,
     channel: int,
     measures: list[str],
-    group: resources.ControlGroup | None,
+    group: usage.ControlGroup | None,
 ) -> None:
     """Start the program, wait for its end or bring it about, end what it left, and report."""
     apart = "namespaces" in measures
@@ -132,7 +132,7 @@ def begin(
     channel: int,
     tell: int,
     measures: list[str],
-    group: resources.ControlGroup | None,
+    group: usage.ControlGroup | None,
 ) -> None:
     """In the child: set up the isolation layers, report which ones hold, and exec the program."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)

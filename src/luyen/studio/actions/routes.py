@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from luyen.studio.actions.chats import Chats, sources
 from luyen.studio.actions.job_queue import JobQueue
 from luyen.studio.screens.folder import Refusal
-from luyen.studio.screens.state import Studio
+from luyen.studio.screens.server_cache import Studio
 
 _MOST_TEXT = 2**20
 Overrides = Annotated[list[str], Field(max_length=200)]

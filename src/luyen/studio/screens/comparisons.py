@@ -11,7 +11,7 @@ from luyen.base.rundir import step_of
 from luyen.base.secrets import masked_tree
 from luyen.studio.diff import first_divergence
 from luyen.studio.screens.folder import KnownRun, Refusal
-from luyen.studio.screens.state import Studio
+from luyen.studio.screens.server_cache import Studio
 from luyen.studio.timeline import ProcessSpans, inside, windows
 from luyen.studio.timeline_summary import summarise
 

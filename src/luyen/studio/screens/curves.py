@@ -13,7 +13,7 @@ import numpy as np
 from luyen.studio.screens.folder import KnownRun, Refusal
 from luyen.studio.screens.metric_table import Curve, MetricColumns
 from luyen.studio.screens.rollout_index import Array, RolloutIndex, StepFile
-from luyen.studio.screens.state import Studio
+from luyen.studio.screens.server_cache import Studio
 
 MOST_POINTS, MOST_SERIES = 4000, 64
 _Z = 1.959963984540054

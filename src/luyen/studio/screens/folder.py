@@ -19,7 +19,7 @@ from luyen.base.files import is_running
 from luyen.base.input_files import parse_json, read_bytes
 from luyen.base.run_lock import OWNER, is_claimed
 from luyen.base.rundir import RunDirectory
-from luyen.studio.metric_lines import first_validation, open_records, spread_lines
+from luyen.studio.metrics_file import first_validation, open_records, spread_lines
 from luyen.studio.runs import FixedFacts, RunFacts, facts_now, fixed_facts, shown_validation
 from luyen.telemetry.artifact_registry import run_directories
 

@@ -15,9 +15,9 @@ from typing import Any, final
 
 from luyen.base.rundir import step_of
 from luyen.base.system import read_at
-from luyen.studio.metric_lines import open_records, parsed_line
+from luyen.studio.metrics_file import open_records, parsed_line
 from luyen.studio.screens.folder import KnownRun, Refusal, Row
-from luyen.studio.screens.state import Studio
+from luyen.studio.screens.server_cache import Studio
 
 _LOOK_S = 1.0
 _PING_S = 15.0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from luyen.base.input_files import parse_json
 from luyen.base.system import read_at
-from luyen.studio.metric_lines import open_records
+from luyen.studio.metrics_file import open_records
 
 Column = NDArray[np.float64]
 _BLOCK = 2**20

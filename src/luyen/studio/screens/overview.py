@@ -10,7 +10,7 @@ from typing import Any
 from luyen.base.errors import UserError
 from luyen.studio.screens.folder import KnownRun
 from luyen.studio.screens.metric_table import MetricColumns
-from luyen.studio.screens.state import Studio
+from luyen.studio.screens.server_cache import Studio
 
 _WAIT_S = 0.4
 """Seconds that a request waits for the doctor."""

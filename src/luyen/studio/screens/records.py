@@ -10,9 +10,9 @@ from luyen.base.errors import UserError
 from luyen.base.files import read_entries
 from luyen.base.secrets import masked, masked_tree
 from luyen.base.system import read_at
-from luyen.studio.metric_lines import open_records
+from luyen.studio.metrics_file import open_records
 from luyen.studio.screens.folder import KnownRun
-from luyen.studio.screens.state import Studio
+from luyen.studio.screens.server_cache import Studio
 from luyen.telemetry.metrics import CATALOG
 from luyen.telemetry.summary import NAME as NOTES
 

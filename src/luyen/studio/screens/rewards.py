@@ -9,7 +9,7 @@ from luyen.base.input_files import parse_json
 from luyen.base.secrets import masked
 from luyen.studio.screens.rollout_index import RolloutIndex
 from luyen.studio.screens.rollout_query import read_columns
-from luyen.studio.screens.state import Studio
+from luyen.studio.screens.server_cache import Studio
 
 _POINTS = 400
 _MOST_ANSWERS = 50

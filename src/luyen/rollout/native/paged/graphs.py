@@ -1,13 +1,14 @@
 """Work of a fixed shape as CUDA graphs, captured at first need."""
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar, final
 
 import torch
 
 from luyen.models.device_lock import CALLS
 from luyen.models.policy import Policy
+from luyen.models.weights import is_adapter_layer
 
 _WARM_UP = 2
 _LOG = logging.getLogger(__name__)
@@ -18,7 +19,8 @@ Kind = TypeVar("Kind", bound=Hashable)
 class GraphCache(Generic[Kind]):
     """Captured graphs by the kind of their work.
 
-    Graphs hold addresses. They are captured again when the tensors that they read have moved.
+    Graphs hold addresses. They are captured again when the tensors that they read have moved, and
+    when other adapters are in use.
     """
 
     def __init__(self, name: str, *, is_eager: bool) -> None:
@@ -27,18 +29,19 @@ class GraphCache(Generic[Kind]):
         self.is_eager = is_eager
         """Whether work is launched call by call."""
         self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
-        self._addresses: tuple[int, ...] = ()
+        self._state: tuple[object, ...] = ()
+        """Where all that is read lies, and which adapters are in use."""
         self._pool: Any = None
 
     def prepare(self, policy: Policy, *addresses: int) -> bool:
-        """Forget graphs whose weights or other tensors have moved; whether they were forgotten."""
+        """Forget graphs that would no longer compute the same; whether they were forgotten."""
         if self.is_eager:
             return False
-        found = (*(p.data_ptr() for p in policy.parameters()), *addresses, policy.is_exact)
-        if found == self._addresses:
+        found = (*_state_of(policy), *addresses)
+        if found == self._state:
             return False
         self.clear()
-        self._addresses = found
+        self._state = found
         return True
 
     def clear(self) -> None:
@@ -91,3 +94,14 @@ class GraphCache(Generic[Kind]):
             work()
         self._pool = self._pool or graph.pool()
         return graph
+
+
+def _state_of(policy: Policy) -> Iterator[object]:
+    """What a captured pass depends on, the numbers in the weights apart."""
+    yield policy.is_exact
+    for tensor in (*policy.parameters(), *policy.buffers()):
+        yield tensor.data_ptr()
+    layers: list[Any] = [module for module in policy.modules() if is_adapter_layer(module)]
+    for layer in layers:
+        yield from (layer.disable_adapters, layer.merged, *layer.active_adapters)
+        yield from layer.scaling.items()

@@ -284,7 +284,10 @@ class PromptReader:
 
         graph = self._graphs.get(shape, work)
         if graph is None:
-            self._buffers.clear()
+            # Not now, or never. Graphs that are there read the buffers of their own shapes.
+            del self._buffers[shape]
+            if self._graphs.is_eager:
+                self._buffers.clear()
             return None
         buffer.numbers.copy_(sent(numbers, device))
         graph.replay()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from luyen.base.errors import UserError
-from luyen.base.journal import DamagedJournal, JournalFile
+from luyen.telemetry.journal import DamagedJournal, JournalFile
 
 
 def written(path: Path, *keys: str, basis: str = "b") -> None:
@@ -104,7 +104,7 @@ def test_a_disk_that_breaks_later_is_told_at_the_next_record(
     def broken(handle: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("luyen.base.journal.GROUP_S", 0.0)
+    monkeypatch.setattr("luyen.telemetry.journal.GROUP_S", 0.0)
     monkeypatch.setattr(os, "fsync", broken)
     file = JournalFile(tmp_path / "a.jsonl", basis="b")
     file.append("rollout", "1", {})

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from luyen.base.errors import UserError
 from luyen.base.system import read_at
-from luyen.studio.metric_lines import open_records
+from luyen.studio.metrics_file import open_records
 from luyen.studio.screens.folder import KnownRun, RunFolder
 from luyen.studio.screens.metric_table import MetricColumns
 from luyen.studio.timeline import ProcessSpans, SpanLines, in_order, unreadable
