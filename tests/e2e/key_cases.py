@@ -105,6 +105,7 @@ ACTORS: dict[str, Case] = {
     f"{ACTOR}.optim.weight_decay": ("run", "0.5", ()),
     f"{ACTOR}.ppo_epochs": ("plan", "2", ()),
     f"{ACTOR}.router_aux_loss_coef": ("refused", "0.1", ()),
+    f"{ACTOR}.router_replay.mode": ("refused", "R3", ()),
     f"{ACTOR}.shuffle": ("run", "true", OFF),
 }
 ROLLOUTS: dict[str, Case] = {
@@ -124,6 +125,7 @@ ROLLOUTS: dict[str, Case] = {
     f"{ROLLOUT}.nnodes": ("plan", "1", ()),
     f"{ROLLOUT}.n_gpus_per_node": ("plan", "2", (f"{ROLLOUT}.nnodes=1",)),
     f"{ROLLOUT}.expert_parallel_size": ("warned", "2", ()),
+    f"{ROLLOUT}.enable_rollout_routing_replay": ("refused", "true", ()),
     f"{ROLLOUT}.deterministic": ("warned", "false", ()),
     f"{ROLLOUT}.enforce_eager": ("warned", "true", ()),
     f"{ROLLOUT}.free_cache_engine": ("plan", "true", ()),

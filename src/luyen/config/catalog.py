@@ -462,5 +462,5 @@ def make_rule(option: str, value: float | str) -> RejectionRule:
 
 # Mixtures of experts.
 
-ROUTED_MODELS = ("mixtral", "qwen3_moe")
+ROUTED_MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
 """Types of models whose routers are read: their loads, and the load-balance loss."""
