@@ -55,7 +55,7 @@ class EngineRanks:
         self.rank, self.size = place.rank, place.ranks
         self.mesh = mesh[TENSOR]
         self.faulty = faulty
-        self._calls: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_IDLE)
+        self._calls: Any = dist.new_group(backend="gloo", timeout=_IDLE)
         self._engines: list[SplitEngine] = []
 
     def divide(self, policy: Policy) -> None:

@@ -1,4 +1,4 @@
-"""A rank of an engine that ranks share: what it generates, and what the trainer's ranks say of it."""
+"""A rank of an engine that ranks share: what it generates, and what the trainer says of that."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

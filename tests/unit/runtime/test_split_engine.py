@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from luyen.base.errors import UserError
-from luyen.engine.fsdp import leave_ranks
 from luyen.rollout.protocol import Completion
-from luyen.runtime.split_engine import FIELD, EngineRanks
-from luyen.runtime.training import RankPlace
-from tests.generation import native, plain_logits
-from tests.tiny_models import DEVICE, tiny_policy
+from tests.generation import plain_logits
 from tests.unit.runtime.split_job import Found, Shape, alone, be_rank, make_policy, requests
 from tests.worlds import run_together
 

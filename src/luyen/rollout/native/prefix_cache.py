@@ -245,7 +245,8 @@ class WeightGuard:
 
 def _local(tensor: Tensor) -> Tensor:
     """What this process has of a tensor that ranks divide."""
-    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor
+    part: Any = tensor.detach()
+    return part.to_local() if hasattr(part, "to_local") else tensor
 
 
 def _sums(tensors: Sequence[Tensor]) -> tuple[int, ...]:

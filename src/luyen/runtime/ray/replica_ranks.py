@@ -5,20 +5,28 @@ lost, the rest of the replica is ended, and it is started again as any other rep
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, final
 
 import ray
+from ray.exceptions import RayTaskError
 
 from luyen.base.errors import UserError
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.monitoring import CallResult, RoleMonitor
 from luyen.runtime.ray.cluster import meeting_place
-from luyen.runtime.ray.health import exit_with_parent, is_lost_connection
-from luyen.runtime.ray.messages import ProcessDied, ReplyCallback
+from luyen.runtime.ray.health import (
+    PROCESS_GONE,
+    exit_with_parent,
+    failure_reason,
+    is_lost_connection,
+)
+from luyen.runtime.ray.messages import ProcessDied, RemoteError, ReplyCallback
 from luyen.runtime.ray.replica import ReplicaProcess
 
 MakeSplit: TypeAlias = Callable[
@@ -74,7 +82,7 @@ class FollowerProcess:
 
     def __init__(self, make: MakeSplit, index: int, *, folder: str) -> None:
         exit_with_parent()
-        if os.path.isdir(folder):
+        if Path(folder).is_dir():
             os.chdir(folder)
         self._make = make
         self._index = index
@@ -105,7 +113,9 @@ class SplitReplicaHandle:
         leader: Any = remote(LeaderProcess).options(max_concurrency=1000, **common, **first)
         follower: Any = remote(FollowerProcess)
         folder = os.getcwd()
-        self._lost: BaseException | None = None
+        self._is_over = False
+        self._cause: BaseException | None = None
+        """Why a rank ended before the others."""
         self._actors = [leader.remote(make, index, len(places), folder=folder, node=node)]
         self._leader = open_handle(self._actors[0], index, watch)
         address = self._actors[0].address.remote()
@@ -116,26 +126,36 @@ class SplitReplicaHandle:
             done.future().add_done_callback(partial(self._on_end, rank))
 
     def call(self, method: str, *arguments: Any, reply: ReplyCallback | None = None) -> None:
-        """Call a method of the replica without waiting; `ProcessDied` if one of its ranks is gone."""
+        """Call a method of the replica without waiting; `ProcessDied` if a rank is gone."""
         named = None if reply is None else partial(self._named, reply)
         self._leader.call(method, *arguments, reply=named)
 
     def kill(self) -> None:
         """Kill the processes of all ranks."""
-        self._lost = self._lost or ProcessDied("the replica was ended")
+        self._is_over = True
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
 
     def _on_end(self, rank: int, future: Future[Any]) -> None:
         """A rank does not follow any more: so ends the replica."""
         error = future.exception()
-        if error is None or self._lost is not None:
+        if error is None or self._is_over:
             return
-        cause = getattr(error, "cause", None)
-        self._lost = cause if isinstance(cause, UserError) else ProcessDied(f"rank {rank}: {error}")
-        self.kill()
+        self._cause = _cause(rank, error)
+        # This is a thread of Ray, which a call of Ray would wait for.
+        threading.Thread(target=self.kill, name="end of a replica", daemon=True).start()
 
     def _named(self, reply: ReplyCallback, value: Any, error: BaseException | None) -> None:
         """The reply, with the rank whose loss is behind that of the first one."""
-        is_lost = isinstance(error, ProcessDied) and self._lost is not None
-        reply(value, self._lost if is_lost else error)
+        is_lost = isinstance(error, ProcessDied) and self._cause is not None
+        reply(value, self._cause if is_lost else error)
+
+
+def _cause(rank: int, error: BaseException) -> BaseException | None:
+    """What to report of a rank that ended; None: the loss of another one is behind it."""
+    if isinstance(error, PROCESS_GONE):
+        return ProcessDied(f"rank {rank} of it is gone: {failure_reason(error)}")
+    if is_lost_connection(str(error)):
+        return None
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return cause if isinstance(cause, UserError) else RemoteError(f"rank {rank}", str(error))

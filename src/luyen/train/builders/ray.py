@@ -96,7 +96,6 @@ def _start_processes(
     opened: ExitStack,
 ) -> "tuple[dict[str, RankGroup[TrainWorker]], RayEngines]":
     """Start the ranks of each pool, by role, and replicas; `opened` ends them on an error."""
-    from luyen.runtime.ray.actors import start_engines, start_split_engines
     from luyen.runtime.ray.ranks import RankGroup
 
     timeouts, watch = config.trainer.timeouts, RoleMonitor()
@@ -115,22 +114,25 @@ def _start_processes(
             ranks_per_shard=ranks_per_shard(config),
         )
         opened.callback(groups[role].stop)
-    ranks, own = ranks_per_replica(config), places["rollout"]
-    if ranks > 1:
-        make_split = partial(make_replica_rank, config, where.device)
-        engines = start_split_engines(
-            make_split, ranks=ranks, places=own, timeouts=timeouts, watch=watch
-        )
-    else:
-        engines = start_engines(
-            partial(make_replica, config, where.device),
-            replicas=len(own),
-            places=own,
-            timeouts=timeouts,
-            watch=watch,
-        )
+    engines = _start_engines(config, where.device, places["rollout"], watch)
     opened.callback(engines.close)
     return groups, engines
+
+
+def _start_engines(
+    config: RunConfig, device: str, places: Sequence[Mapping[str, Any]], watch: RoleMonitor
+) -> RayEngines:
+    """Start the replicas: a process in each place, or in several consecutive ones."""
+    from luyen.runtime.ray.actors import start_engines, start_split_engines
+
+    ranks, timeouts = ranks_per_replica(config), config.trainer.timeouts
+    if ranks > 1:
+        make_rank_of = partial(make_replica_rank, config, device)
+        return start_split_engines(
+            make_rank_of, ranks=ranks, places=places, timeouts=timeouts, watch=watch
+        )
+    make = partial(make_replica, config, device)
+    return start_engines(make, replicas=len(places), places=places, timeouts=timeouts, watch=watch)
 
 
 def make_rank(
