@@ -120,7 +120,7 @@ ROLLOUTS: dict[str, Case] = {
     f"{VAL}.min_new_tokens": ("run", "6", (*HELD_OUT, f"{ROLLOUT}.stop={LETTERS}")),
     f"{VAL}.stop": ("run", LETTERS, HELD_OUT),
     f"{VAL}.stop_token_ids": ("run", "[20, 21, 22, 23, 24, 25, 26, 27, 28, 29]", HELD_OUT),
-    f"{ROLLOUT}.tensor_model_parallel_size": ("warned", "2", ()),
+    f"{ROLLOUT}.tensor_model_parallel_size": ("refused", "2", ()),
     f"{ROLLOUT}.data_parallel_size": ("refused", "2", ()),
     f"{ROLLOUT}.nnodes": ("plan", "1", ()),
     f"{ROLLOUT}.n_gpus_per_node": ("plan", "2", (f"{ROLLOUT}.nnodes=1",)),

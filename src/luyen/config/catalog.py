@@ -79,7 +79,7 @@ class EngineFacts:
     """What a rollout engine needs, and what it can do.
 
     Example:
-        >>> ROLLOUT_ENGINES["native"].splits
+        >>> ROLLOUT_ENGINES["hf"].splits
         False
     """
 
@@ -141,7 +141,7 @@ def training_engine(strategy: str, ranks: int) -> str:
 
 
 ROLLOUT_ENGINES: dict[str, EngineFacts] = {
-    "native": EngineFacts(),
+    "native": EngineFacts(splits=True),
     "hf": EngineFacts(),
     "vllm": EngineFacts(
         splits=True, is_server=True, server_module="vllm.entrypoints.openai.api_server"

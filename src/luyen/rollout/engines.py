@@ -23,7 +23,7 @@ from luyen.rollout.protocol import (
 )
 
 
-@rollout_engines.register("native")
+@rollout_engines.register("native", splits=True)
 def native(
     policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode
 ) -> RolloutEngine:

@@ -366,6 +366,7 @@ class NativeEngine:
             tensors.limits_at(generated),
             allowed=None if allowed is None else allowed.to(logits.device),
             top=tensors.top,
+            log_softmax=self._policy.head.log_probabilities,
         )
 
     def _finish(self, indices: range) -> list[Completion]:

@@ -213,7 +213,8 @@ class WeightGuard:
         optimizer or a write through `.data` increases no version.
         """
         if is_idle:
-            self._tensors = [*self._module.parameters(), *self._module.buffers()]
+            everything = (*self._module.parameters(), *self._module.buffers())
+            self._tensors = [_local(tensor) for tensor in everything]
             self._adapters = [m for m in self._module.modules() if is_adapter_layer(m)]
         marks = self._marks_now()
         is_same = marks == self._marks
@@ -240,6 +241,12 @@ class WeightGuard:
             *((m.disable_adapters, *m.active_adapters) for m in self._adapters),
             *((t.data_ptr(), t._version) for t in self._tensors),
         )
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor that ranks divide."""
+    part: Any = tensor.detach()
+    return part.to_local() if hasattr(part, "to_local") else tensor
 
 
 def _sums(tensors: Sequence[Tensor]) -> tuple[int, ...]:
