@@ -2,7 +2,7 @@
 
 Every rank has the whole engine: requests, rows, plan of passes, and the keys and values of its own
 heads. The first rank is called and sends each call to the others before it makes it itself. What an
-engine does next depends on its requests and on the tokens so far; tokens are drawn on every rank
+engine does next depends on its requests and on the tokens so far; tokens are sampled on every rank
 from the logits of all ranks, joined in the order of the vocabulary, with the same uniform numbers.
 So the ranks stay in step without telling each other what they drew; a check of the finished tokens
 goes with each call.
@@ -73,10 +73,10 @@ class EngineRanks:
         self._engines.append(split)
         return split
 
-    def send(self, number: int, method: str, arguments: tuple[Any, ...], drawn: int) -> None:
+    def send(self, number: int, method: str, arguments: tuple[Any, ...], token_hash: int) -> None:
         """Tell the other ranks what the first one does next."""
         assert self.rank == 0, "only the first rank is called"
-        dist.broadcast_object_list([number, method, arguments, drawn], group=self._calls)
+        dist.broadcast_object_list([number, method, arguments, token_hash], group=self._calls)
 
     def gather(self, mine: Any) -> list[Any]:
         """What every rank has, on the first one; empty on the others."""
@@ -89,11 +89,11 @@ class EngineRanks:
         while True:
             said: list[Any] = [None] * 4
             dist.broadcast_object_list(said, group=self._calls)
-            number, method, arguments, drawn = said
+            number, method, arguments, token_hash = said
             if method == _END:
                 return
             engine, faults = self._engines[number], list[BaseException]()
-            engine.refuse_others(drawn)
+            engine.refuse_others(token_hash)
             with boundary(faults):
                 engine.carry_out(method, arguments)
             # The first rank raises the error of a user too, and goes on or ends with it.
@@ -122,7 +122,7 @@ class SplitEngine:
         self._number = number
         self._engine = engine
         self._policy = policy
-        self._drawn = 0
+        self._token_hash = 0
 
     @property
     def is_idle(self) -> bool:
@@ -168,7 +168,7 @@ class SplitEngine:
                 why = f"it came as {tensor.dtype} {list(tensor.shape)}, and the engine has {form}"
                 fix = "publish the parameters of the model that the engine was built from"
                 raise UserError("actor_rollout_ref.rollout.name", name, why, fix)
-        self._ranks.send(self._number, _LOAD, (tuple(given),), self._drawn)
+        self._ranks.send(self._number, _LOAD, (tuple(given),), self._token_hash)
         self._load(tuple(given), given)
 
     def drop_prefixes(self) -> None:
@@ -186,9 +186,9 @@ class SplitEngine:
         """Drop all requests and free the caches of all ranks."""
         self._together("close")
 
-    def refuse_others(self, drawn: int) -> None:
+    def refuse_others(self, token_hash: int) -> None:
         """A UserError unless this rank finished the same tokens as the first one."""
-        if drawn != self._drawn:
+        if token_hash != self._token_hash:
             why = f"rank {self._ranks.rank} of a replica generated other tokens than the first rank"
             fix = "run its ranks on devices of one kind, or set it to 1"
             raise UserError(FIELD, self._ranks.size, why, fix)
@@ -204,13 +204,13 @@ class SplitEngine:
             release_device_memory()
         if method in ("advance", "abort"):
             done: list[Completion] = found
-            self._drawn = hash((self._drawn, *((c.sample, c.tokens) for c in done)))
+            self._token_hash = hash((self._token_hash, *((c.sample, c.tokens) for c in done)))
         return found
 
     def _together(self, method: str, *arguments: Any) -> Any:
         faults: list[BaseException] = []
         with boundary(faults):
-            self._ranks.send(self._number, method, arguments, self._drawn)
+            self._ranks.send(self._number, method, arguments, self._token_hash)
             return self.carry_out(method, arguments)
         if not isinstance(faults[0], UserError):
             self._ranks.faulty(faults[0])

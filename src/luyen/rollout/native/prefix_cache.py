@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -243,10 +243,19 @@ class WeightGuard:
         )
 
 
+@runtime_checkable
+class _Divided(Protocol):
+    """A tensor that ranks divide."""
+
+    def to_local(self) -> Tensor:
+        """The part of this process."""
+        ...
+
+
 def _local(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor that ranks divide."""
-    part: Any = tensor.detach()
-    return part.to_local() if hasattr(part, "to_local") else tensor
+    """What this process has of a tensor."""
+    found = tensor.detach()
+    return found.to_local() if isinstance(found, _Divided) else tensor
 
 
 def _sums(tensors: Sequence[Tensor]) -> tuple[int, ...]:
