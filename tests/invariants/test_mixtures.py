@@ -77,7 +77,8 @@ class Notes:
         self.passes: list[Tensor] = []
         read = policy.hidden
 
-        def noted(tokens: Tensor, positions: Tensor, context: Any) -> Tensor:
+        def noted(tokens: Tensor, positions: Tensor, context: Any, own: Any = None) -> Tensor:
+            assert own is None, "the engine records nothing here"
             log = RoutingLog()
             found = read(tokens, positions, context, log)
             self.passes.append(choices(log))

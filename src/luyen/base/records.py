@@ -281,9 +281,15 @@ class ExpertRoutes:
 
     @classmethod
     def from_bytes(cls, found: bytes) -> "ExpertRoutes":
-        """Inverse of `to_bytes`."""
+        """Inverse of `to_bytes`; a ValueError for anything else."""
+        if len(found) < _ROUTES.size:
+            raise ValueError(f"{len(found)} bytes are no routes of experts")
         layers, chosen, width = _ROUTES.unpack_from(found)
-        return cls(layers=layers, chosen=chosen, width=width, data=found[_ROUTES.size :])
+        made = cls(layers=layers, chosen=chosen, width=width, data=found[_ROUTES.size :])
+        if not layers or not chosen or width not in (1, 2) or len(made.data) % made.token_bytes:
+            sizes = f"{layers} layers, {chosen} experts of {width} bytes"
+            raise ValueError(f"{len(made.data)} bytes are no routes of {sizes}")
+        return made
 
 
 _ROUTES = struct.Struct("<HHB")
