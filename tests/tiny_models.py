@@ -63,6 +63,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    },
     "qwen3_moe": {
         "head_dim": 32,
         "num_experts": 8,
@@ -86,7 +92,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
     },
 }
-MIXTURES = ("gpt_oss", "mixtral", "qwen3_moe")
+MIXTURES = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe")
 """Those with experts."""
 
 

@@ -105,6 +105,7 @@ ACTORS: dict[str, Case] = {
     f"{ACTOR}.optim.weight_decay": ("run", "0.5", ()),
     f"{ACTOR}.ppo_epochs": ("plan", "2", ()),
     f"{ACTOR}.router_aux_loss_coef": ("refused", "0.1", ()),
+    f"{ACTOR}.router_replay.mode": ("refused", "R3", ()),
     f"{ACTOR}.shuffle": ("run", "true", OFF),
 }
 ROLLOUTS: dict[str, Case] = {
@@ -119,11 +120,12 @@ ROLLOUTS: dict[str, Case] = {
     f"{VAL}.min_new_tokens": ("run", "6", (*HELD_OUT, f"{ROLLOUT}.stop={LETTERS}")),
     f"{VAL}.stop": ("run", LETTERS, HELD_OUT),
     f"{VAL}.stop_token_ids": ("run", "[20, 21, 22, 23, 24, 25, 26, 27, 28, 29]", HELD_OUT),
-    f"{ROLLOUT}.tensor_model_parallel_size": ("warned", "2", ()),
+    f"{ROLLOUT}.tensor_model_parallel_size": ("refused", "2", ()),
     f"{ROLLOUT}.data_parallel_size": ("refused", "2", ()),
     f"{ROLLOUT}.nnodes": ("plan", "1", ()),
     f"{ROLLOUT}.n_gpus_per_node": ("plan", "2", (f"{ROLLOUT}.nnodes=1",)),
     f"{ROLLOUT}.expert_parallel_size": ("warned", "2", ()),
+    f"{ROLLOUT}.enable_rollout_routing_replay": ("refused", "true", ()),
     f"{ROLLOUT}.deterministic": ("warned", "false", ()),
     f"{ROLLOUT}.enforce_eager": ("warned", "true", ()),
     f"{ROLLOUT}.free_cache_engine": ("plan", "true", ()),

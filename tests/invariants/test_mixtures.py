@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
 from luyen.base import process_setup
+from luyen.cli.main import app
 from luyen.config.catalog import ROUTED_MODELS
 from luyen.models.experts import RoutingLog
 from luyen.models.policy import Policy
 from luyen.rollout.protocol import generate
+from luyen.studio.replay.record import ReplayRecord
 from tests.foreign_models import mixture
 from tests.generation import native, request
-from tests.runs import ACTOR, MODEL, TINY, train
+from tests.runs import ACTOR, MODEL, ROLLOUT, TINY, same_weights, train
 from tests.tiny_models import tiny_policy
 
 OF_A_RANDOM_MODEL = (f"{MODEL}.init", f"{MODEL}.override_config")
@@ -36,6 +39,37 @@ def test_sampler_and_trainer_agree_and_loads_are_measured(tmp_path: Path):
     assert not torch.equal(even.weights[key], plain.weights[key])
 
 
+REPLAY = (f"{ROLLOUT}.enable_rollout_routing_replay=true", f"{ACTOR}.router_replay.mode=R3")
+
+
+def test_recorded_experts_change_no_bit_of_what_has_equal_weights(tmp_path: Path):
+    model = f"{MODEL}.path={mixture(tmp_path / 'model')}"
+    plain = train(tmp_path / "plain", *WORDS, model)
+    for name, words in {"measured": REPLAY[:1], "replayed": REPLAY}.items():
+        found = train(tmp_path / name, *WORDS, model, *words)
+        if process_setup.is_promised("float32"):
+            assert found.course("router/changed_routes") == [0, 0]
+            assert same_weights(found, plain)
+        recorded = ReplayRecord(found.root).step(1).rollouts
+        assert recorded
+        assert all(one.routes is not None for one in recorded)
+        assert {one.routes.tokens - len(one.tokens) for one in recorded if one.routes} == {-1}
+
+
+def test_recorded_experts_survive_a_restart_and_are_replayed(tmp_path: Path):
+    model = f"{MODEL}.path={mixture(tmp_path / 'model')}"
+    several = (f"{ACTOR}.ppo_mini_batch_size=2", f"{ACTOR}.ppo_epochs=2", f"{ACTOR}.optim.lr=0.01")
+    words = (*WORDS, model, *several, "trainer.save_freq=1")
+    whole = train(tmp_path / "whole", *words, *REPLAY)
+    assert max(whole.course("router/changed_routes")) > 0, "weights moved within the step"
+    assert not same_weights(whole, train(tmp_path / "own", *words))
+    train(tmp_path / "parts", *words, *REPLAY, "trainer.total_training_steps=1")
+    assert same_weights(train(tmp_path / "parts", *words, *REPLAY), whole)
+    done = CliRunner().invoke(app, ["replay", str(whole.root), "--step", "2"])
+    assert done.exit_code == 0, done.output
+    assert "As in the run, to the last bit" in done.output
+
+
 class Notes:
     """What a policy's routers decide in every pass of an engine: `[layer, row, k]` experts."""
 
@@ -43,7 +77,8 @@ class Notes:
         self.passes: list[Tensor] = []
         read = policy.hidden
 
-        def noted(tokens: Tensor, positions: Tensor, context: Any) -> Tensor:
+        def noted(tokens: Tensor, positions: Tensor, context: Any, own: Any = None) -> Tensor:
+            assert own is None, "the engine records nothing here"
             log = RoutingLog()
             found = read(tokens, positions, context, log)
             self.passes.append(choices(log))

@@ -10,7 +10,7 @@ from luyen.models.packed_attention import PackedContext, share_prompts
 from luyen.models.policy import Policy
 from tests.tiny_models import VOCABULARY, tiny_net
 
-KINDS = ("llama", "gemma2", "gpt_oss", "mistral", "qwen3", "mixtral", "qwen3_moe")
+KINDS = ("llama", "gemma2", "gpt_oss", "mistral", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
 
 
 shapes = st.lists(

@@ -6,8 +6,9 @@ Every record here is frozen, survives pickling, and is checked once, when it is 
 import hashlib
 import json
 import math
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any, TypeAlias, final
 
@@ -242,6 +243,67 @@ class Score:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRoutes:
+    """Experts that the routers of a mixture chose for the first tokens of a sequence.
+
+    Example:
+        >>> first = ExpertRoutes(layers=1, chosen=2, width=1, data=bytes([3, 0, 1, 2]))
+        >>> first.tokens, list(first.padded(3))
+        (2, [3, 0, 1, 2, 255, 255])
+    """
+
+    layers: int
+    """Layers that have a router."""
+    chosen: int
+    """Experts of a token in a layer."""
+    width: int
+    """Bytes of an expert's number: 1 or 2."""
+    data: bytes
+    """Numbers of the experts, token by token and layer by layer, the likeliest first."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token."""
+        return self.layers * self.chosen * self.width
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose experts are known."""
+        return len(self.data) // self.token_bytes
+
+    def padded(self, tokens: int) -> bytes:
+        """The data of so many tokens; the largest number stands for what is not known."""
+        return self.data.ljust(tokens * self.token_bytes, b"\xff")
+
+    def to_bytes(self) -> bytes:
+        """All of it."""
+        return _ROUTES.pack(self.layers, self.chosen, self.width) + self.data
+
+    @classmethod
+    def from_bytes(cls, found: bytes) -> "ExpertRoutes":
+        """Inverse of `to_bytes`; a ValueError for anything else."""
+        if len(found) < _ROUTES.size:
+            raise ValueError(f"{len(found)} bytes are no routes of experts")
+        layers, chosen, width = _ROUTES.unpack_from(found)
+        made = cls(layers=layers, chosen=chosen, width=width, data=found[_ROUTES.size :])
+        if not layers or not chosen or width not in (1, 2) or len(made.data) % made.token_bytes:
+            sizes = f"{layers} layers, {chosen} experts of {width} bytes"
+            raise ValueError(f"{len(made.data)} bytes are no routes of {sizes}")
+        return made
+
+
+_ROUTES = struct.Struct("<HHB")
+
+
+def join_routes(first: ExpertRoutes | None, later: ExpertRoutes | None) -> ExpertRoutes | None:
+    """Routes of a sequence that was read twice: those of the first reading, as far as it went."""
+    if first is None or later is None:
+        return first or later
+    return replace(first, data=first.data + later.data[len(first.data) :])
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
     """Tokens of a conversation up to where a chat template rewrote what had been said.
 
@@ -263,6 +325,8 @@ class Branch:
     """Version of the weights that drew each sampled token."""
     kept_mass: tuple[float | None, ...] = ()
     """Probability left by top-k, top-p and min-p where each was sampled; empty: they are off."""
+    routes: ExpertRoutes | None = None
+    """Experts that the sampler's routers chose for the first tokens; None: not recorded."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.sources), len(self.turns), len(self.logps)}
@@ -318,6 +382,8 @@ class Rollout:
     """Counters of the conversation, e.g. `drift` and `seconds`."""
     kept_mass: tuple[float | None, ...] = ()
     """Probability left by top-k, top-p and min-p where each was sampled; empty: they are off."""
+    routes: ExpertRoutes | None = None
+    """Experts that the sampler's routers chose for the first tokens; None: not recorded."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.sources), len(self.turns), len(self.logps)}
@@ -336,6 +402,7 @@ class Rollout:
             logps=self.logps,
             versions=self.versions,
             kept_mass=self.kept_mass,
+            routes=self.routes,
         )
         return (*self.earlier, last)
 

@@ -79,7 +79,7 @@ class EngineFacts:
     """What a rollout engine needs, and what it can do.
 
     Example:
-        >>> ROLLOUT_ENGINES["native"].splits
+        >>> ROLLOUT_ENGINES["hf"].splits
         False
     """
 
@@ -141,7 +141,7 @@ def training_engine(strategy: str, ranks: int) -> str:
 
 
 ROLLOUT_ENGINES: dict[str, EngineFacts] = {
-    "native": EngineFacts(),
+    "native": EngineFacts(splits=True),
     "hf": EngineFacts(),
     "vllm": EngineFacts(
         splits=True, is_server=True, server_module="vllm.entrypoints.openai.api_server"
@@ -462,5 +462,5 @@ def make_rule(option: str, value: float | str) -> RejectionRule:
 
 # Mixtures of experts.
 
-ROUTED_MODELS = ("mixtral", "qwen3_moe")
+ROUTED_MODELS = ("mixtral", "qwen2_moe", "qwen3_moe")
 """Types of models whose routers are read: their loads, and the load-balance loss."""

@@ -23,7 +23,13 @@ from luyen.config.model_memory import (
     static_memory,
     trainable,
 )
-from luyen.config.plan import BatchPlan, Placement, reward_pool, uses_running_servers
+from luyen.config.plan import (
+    BatchPlan,
+    Placement,
+    ranks_per_replica,
+    reward_pool,
+    uses_running_servers,
+)
 from luyen.config.schema.model import ModelConfig
 from luyen.config.schema.run import RunConfig
 
@@ -285,7 +291,9 @@ def _kv_demand(
         shared = data.max_prompt_length // _PAGE
         own = ceil(batch.longest_sequence / _PAGE) - shared + 1
         tokens = (prompts * shared + running * own) * _PAGE
-    return tokens * shape.kv_bytes_per_token(width)
+    # Ranks that share a copy have the keys of their own query heads.
+    heads = ceil(shape.kv_heads / ranks_per_replica(config))
+    return tokens * replace(shape, kv_heads=heads).kv_bytes_per_token(width)
 
 
 def _generate(

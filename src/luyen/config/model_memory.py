@@ -23,6 +23,7 @@ from luyen.config.plan import (
     devices_of_a_copy,
     has_teacher,
     needs_reference,
+    ranks_per_replica,
     starts_servers,
 )
 from luyen.config.schema.model import ModelConfig
@@ -239,10 +240,14 @@ def static_memory(
     fsdp = config.actor_rollout_ref.actor.fsdp_config
     # A single process trains and generates with the same tensors; Ray workers need their own.
     has_copies = where.runtime == "ray" and config.trainer.stage == "rl"
-    generation = {"replica": _weight_bytes(config, shape, width)} if has_copies else {}
+    ranks = ranks_per_replica(config)
+    own = divided_shape(shape, ranks)
+    generation = {"replica": _weight_bytes(config, own, width)} if has_copies else {}
     versions = count_weight_versions(config.trainer) - (1 if has_copies else 0)
     if config.trainer.max_staleness > 0 and config.trainer.stage == "rl" and versions:
-        generation["versions"] = versions * trainable(config, shape) * width
+        # Frozen weights of whole copies are shared; each divided copy has its own.
+        kept = trainable(config, shape) * width if ranks == 1 else _weight_bytes(config, own, width)
+        generation["versions"] = versions * kept
     if starts_servers(config):
         generation["server"] = _server_bytes(config, shape, width)
     if where.world_size == 1:
@@ -255,8 +260,8 @@ def static_memory(
     if is_offloaded(config, where):
         training = dict.fromkeys(training, 0)
     layers = 2 if fsdp.reshard_after_forward else shape.layers
-    own = divided_shape(shape, fsdp.tensor_parallel_size)
-    gathered = (own.embeddings() + layers * own.layer_parameters()) * width
+    part = divided_shape(shape, fsdp.tensor_parallel_size)
+    gathered = (part.embeddings() + layers * part.layer_parameters()) * width
     if config.actor_rollout_ref.actor.strategy == "megatron":
         gathered = _computed_with(config, shape, where, width)
     return StaticMemory(training=training, generation=generation, gathered=gathered, share=share)

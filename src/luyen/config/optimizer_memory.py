@@ -67,6 +67,10 @@ def whole_tensors(shape: ModelShape) -> Iterator[TrainedTensor]:
         yield TrainedTensor(size=prod(ends), count=shape.layers, is_hidden=True)
     experts = shape.hidden * shape.intermediate * shape.experts
     yield TrainedTensor(size=experts, count=3 * shape.layers, is_hidden=shape.experts == 1)
+    if shape.shared:
+        yield TrainedTensor(
+            size=shape.hidden * shape.shared, count=3 * shape.layers, is_hidden=True
+        )
     yield TrainedTensor(size=shape.hidden, count=2 * shape.layers + 1)
     yield TrainedTensor(size=shape.vocab * shape.hidden, count=1 if shape.is_tied else 2)
 

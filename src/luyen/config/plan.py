@@ -80,8 +80,8 @@ def ranks_per_shard(config: RunConfig) -> int:
     return ranks_per_sequence(config) * fsdp_config.tensor_parallel_size
 
 
-WHOLE_ENGINES = ("native", "hf")
-"""Rollout engines that hold the whole model on each device."""
+EMBEDDED_ENGINES = ("native", "hf")
+"""Rollout engines in processes of the run, which compute with the trainer's own layers."""
 
 
 @final
@@ -291,9 +291,14 @@ def count_replicas(config: RunConfig) -> int:
 
 
 def devices_of_a_copy(config: RunConfig) -> int:
-    """Devices that one copy of the rollout engine is split over; built-in engines do not split."""
+    """Devices that one copy of the rollout engine is split over; `hf` does not split."""
     rollout = config.actor_rollout_ref.rollout
-    return 1 if rollout.name in WHOLE_ENGINES else rollout.tensor_model_parallel_size
+    return 1 if rollout.name == "hf" else rollout.tensor_model_parallel_size
+
+
+def ranks_per_replica(config: RunConfig) -> int:
+    """Processes of this run that share one copy of the rollout engine."""
+    return devices_of_a_copy(config) if config.actor_rollout_ref.rollout.name == "native" else 1
 
 
 def starts_servers(config: RunConfig) -> bool:

@@ -13,8 +13,15 @@ from luyen.algorithms.expert_balance import balance_loss, balance_metric, balanc
 from luyen.algorithms.objective import Objective
 from luyen.algorithms.policy_losses import PolicyInputs
 from luyen.base.errors import UserError
-from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, split_batch
-from luyen.engine.logprobs import count_experts, score, score_shard
+from luyen.engine.batch import (
+    REPLAYED_ROUTES,
+    ROUTES,
+    BatchShard,
+    MicroBatching,
+    PackedBatch,
+    split_batch,
+)
+from luyen.engine.logprobs import count_experts, routing_log, score, score_shard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.sharded_state import (
     ShardSums,
@@ -41,6 +48,8 @@ _STATISTICS = "statistics/"
 """Prefix of streams that a loss reads as its statistics of the step."""
 _READ = ("old_logp", "advantages", "rollout_logp", "is_weights", "ref_logp")
 """Streams of a batch that a loss may read."""
+_ROUTED = (ROUTES, REPLAYED_ROUTES)
+"""Streams that layers of a mixture read."""
 _EXPERT_WEIGHTS, _TOKENS = "router/expert_weights", "router/tokens"
 """Statistics of the load-balance loss, beside those that a policy loss reads."""
 _AUX_LOSS = "router/aux_loss"
@@ -78,9 +87,9 @@ def prepare_update(
     """Add to a batch what depends on the whole optimizer step, before it is split.
 
     The batch gets the weight of every token and the per-token statistics as streams, and keeps only
-    its streams that a loss reads. The second result are the scalar statistics.
+    its streams that a loss or a layer reads. The second result are the scalar statistics.
     """
-    streams = {name: batch.streams[name] for name in _READ if name in batch.streams}
+    streams = {name: batch.streams[name] for name in (*_READ, *_ROUTED) if name in batch.streams}
     streams |= {f"{_STATISTICS}{k}": v for k, v in statistics.items() if v.dim()}
     streams[LOSS_WEIGHT] = objective.weights(batch.rollouts)
     numbers = {k: v for k, v in statistics.items() if not v.dim()}
@@ -200,7 +209,7 @@ class ActorEngine:
         measured = torch.zeros(shard.batch.tokens.shape, device=self.device)
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
-            routing = RoutingLog() if self.policy.is_routed else None
+            routing = routing_log(part) if self.policy.is_routed else None
             inputs, entropy = self.inputs(part, objective, routing)
             if is_first_look:
                 measured[place] = inputs.logp.detach()
@@ -213,6 +222,7 @@ class ActorEngine:
             if routing is None:
                 return loss, metrics
             counts.append(routing.counts())
+            metrics = {**metrics, **_changed_routes(routing)}
             if not balance:
                 return loss, metrics
             even, metric = _balance(routing, balance, len(part.tokens))
@@ -236,6 +246,8 @@ class ActorEngine:
         self, part: PackedBatch, objective: Objective, routing: RoutingLog | None = None
     ) -> tuple[PolicyInputs, Tensor]:
         """Inputs of a policy loss from a forward pass, and the entropy of each token."""
+        if routing is None and REPLAYED_ROUTES in part.streams:
+            routing = routing_log(part)
         scored = self.policy(
             part.tokens,
             part.lengths,
@@ -256,6 +268,15 @@ class ActorEngine:
             return {}
         found = score(self.policy, batch, self.passes, temperature=self.temperature)
         return objective.statistics(policy_inputs(batch, found["logp"]), seed=seed)
+
+
+def _changed_routes(routing: RoutingLog) -> dict[str, Average]:
+    """How often routers choose other experts than the sampler's did, if these are recorded."""
+    found = routing.changed()
+    if found is None:
+        return {}
+    changed, known = found
+    return {"router/changed_routes": Average(total=changed.float(), count=known.float())}
 
 
 def _balance(

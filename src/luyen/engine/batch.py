@@ -109,6 +109,10 @@ class PackedBatch:
         return stream.masked_scatter(self.layout.mask, on_mask)
 
 
+ROUTES, REPLAYED_ROUTES = "routes", "replayed_routes"
+"""Streams `[tok, layer, k]`: experts that the sampler chose, to compare with, or to use."""
+
+
 def make_layout(mask: Tensor, lengths: Sequence[int], groups: Tensor) -> Layout:
     """The layout of sequences of these lengths."""
     offsets = torch.tensor([0, *lengths]).cumsum(0).to(mask.device)

@@ -84,7 +84,7 @@ def shard(
     if isinstance(body, Policy) and not body.is_packed:
         why = "only packed models can be sharded, and transformers runs this one itself"
         raise UserError("trainer.n_gpus_per_node", mesh.size(), why, "train it on one device")
-    _take_apart(body)
+    take_apart(body)
     inner = body.net.base_model if isinstance(body, RewardModel) else body
     learning = [p for p in inner.parameters() if p.requires_grad]
     compute = mixed_precision or _only_type(learning)
@@ -144,7 +144,7 @@ def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
             yield from layers
 
 
-def _take_apart(policy: Policy | RewardModel) -> None:
+def take_apart(policy: Policy | RewardModel) -> None:
     """Undo fusions across FSDP units, and fused weights that are stored outside their layer.
 
     Each layer then computes its own norm, and projections are called one by one.

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from luyen.base.heartbeat import beat
 from luyen.engine.batch import (
+    REPLAYED_ROUTES,
+    ROUTES,
     BatchShard,
     MicroBatching,
     PackedBatch,
@@ -56,6 +58,7 @@ def score_shard(
 ) -> dict[str, Tensor]:
     """The streams of `score` over the tokens of a shard, on its device.
 
+    Experts of a mixture are those of the batch where it says which are to be used.
     `device` is where passes run, if not where the weights are.
     """
     home, here = shard.batch.tokens.device, device or policy.device
@@ -80,6 +83,7 @@ def score_shard(
             entropy=entropy,
             sum_pi_squared=sum_pi_squared,
             likeliest=likeliest,
+            routing=routing_log(part) if REPLAYED_ROUTES in part.streams else None,
         )
         for name, stream in found.items():
             stream[place] = part.scatter(getattr(scored, name))
@@ -96,12 +100,20 @@ def count_experts(policy: Policy, shard: BatchShard, *, device: torch.device) ->
     for indices in shard.passes:
         # A dummy pass takes part in the collectives of other ranks, and counts for nothing.
         part = batch.take(indices) if indices else dummy_batch(device)
-        routing = RoutingLog()
+        routing = routing_log(part)
         policy(part.tokens, part.lengths, part.layout.mask, routing=routing)
         counts.append(routing.counts() * bool(indices))
         beat()
     reshard(policy)
     return torch.stack(counts).sum(0)
+
+
+def routing_log(part: PackedBatch) -> RoutingLog:
+    """A log for a pass over a batch, which knows of the experts that the sampler chose."""
+    replayed = part.streams.get(REPLAYED_ROUTES)
+    if replayed is not None:
+        return RoutingLog(replayed, is_replayed=True)
+    return RoutingLog(part.streams.get(ROUTES))
 
 
 def dummy_batch(device: torch.device) -> PackedBatch:

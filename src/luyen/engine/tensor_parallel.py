@@ -8,7 +8,7 @@ modules compute with the local part.
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -122,6 +122,12 @@ class TensorRanks:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         return largest
 
+    def join(self, x: Tensor) -> Tensor:
+        """`[..., rows]` of every rank one after the other, without a gradient."""
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x.contiguous(), group=self.group)
+        return torch.cat(parts, -1)
+
 
 # How a module sees its parameters.
 
@@ -214,10 +220,15 @@ class _Divider:
 # Layers.
 
 
-def divide_layers(module: Policy | ValueModel, mesh: DeviceMesh) -> None:
-    """Divide a model in place over a mesh of one dimension; every rank has the whole model."""
+def divide_layers(
+    module: Policy | ValueModel, mesh: DeviceMesh, *, field: str = FIELD
+) -> TensorRanks:
+    """Divide a model in place over a mesh of one dimension; every rank has the whole model.
+
+    `field` is the key that says over how many, for errors.
+    """
     policy = module.body if isinstance(module, ValueModel) else module
-    _refuse(policy, mesh.size())
+    _refuse(policy, mesh.size(), field)
     group = mesh.get_group()
     embedding: Any = policy.model.get_input_embeddings()
     rows = embedding.weight.shape[0] // mesh.size()
@@ -235,24 +246,52 @@ def divide_layers(module: Policy | ValueModel, mesh: DeviceMesh) -> None:
     policy.vocabulary_split = ranks
     for part in list(module.modules()):
         divider.divide(part, Replicate())
+    return ranks
 
 
-def _refuse(policy: Policy, size: int) -> None:
+@final
+class _JoinedOutput(nn.Module):
+    """The output layer of a divided model: this rank's rows, then those of all ranks."""
+
+    def __init__(self, inner: nn.Module, ranks: TensorRanks) -> None:
+        super().__init__()
+        self.inner = inner
+        self._ranks = ranks
+
+    @property
+    def weight(self) -> Tensor:
+        """This rank's rows."""
+        return self.inner.weight  # pyright: ignore[reportReturnType]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits of the whole vocabulary, the same on every rank."""
+        return self._ranks.join(self.inner(hidden))
+
+
+def join_logits(policy: Policy, ranks: TensorRanks) -> None:
+    """Let the head of a divided model make the logits of all ranks, for sampling."""
+    policy.vocabulary_split = None
+    policy.head = replace(
+        policy.head, linear=_JoinedOutput(policy.head.linear, ranks), part_rows=ranks.rows
+    )
+
+
+def _refuse(policy: Policy, size: int, field: str) -> None:
     """A UserError unless every layer can be divided over so many ranks."""
     config: Any = policy.model.config.get_text_config()
     attentions = [m for m in policy.model.modules() if type(m).__name__ in _ATTENTIONS]
     kind = type(policy.model).__name__
     if len(attentions) != config.num_hidden_layers:
         why = f"how the layers of {kind} are divided is not known"
-        raise UserError(FIELD, size, why, "set it to 1, or train a Llama, Qwen 2 or Qwen 3")
+        raise UserError(field, size, why, "set it to 1, or name a Llama, Mistral, Qwen 2 or Qwen 3")
     if is_adapter_layer(policy.model.get_input_embeddings()):
         why = f"the embedding of {kind} has an adapter, whose rows are not divided"
-        raise UserError(FIELD, size, why, "leave embed_tokens out of model.target_modules")
+        raise UserError(field, size, why, "leave embed_tokens out of model.target_modules")
     for name in ("num_attention_heads", "intermediate_size", "vocab_size"):
         number = vars(config)[name]
         if number % size:
             why = f"{name} of {kind} is {number}, which {size} devices cannot divide"
-            raise UserError(FIELD, size, why, f"set it to a divisor of {number}")
+            raise UserError(field, size, why, f"set it to a divisor of {number}")
 
 
 def _divide_attention(attention: Any, ranks: TensorRanks, divider: _Divider) -> None:

@@ -6,7 +6,7 @@ they were chosen. So its bits depend on no other token. On a GPU the layers of t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
 from typing import Any, final
@@ -14,12 +14,15 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from luyen.base.errors import UserError
+from luyen.base.records import ExpertRoutes
+from luyen.models.batch_invariant import batch_invariant
 from luyen.models.batch_invariant_linear import few_rows_product
 from luyen.models.fused.packed_linear import Product
 
 ROUTING = "luyen_routing"
 """Forward keyword argument: the `RoutingLog` of a call, which every decoder layer gets."""
-_BLOCKS = ("MixtralSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
+_BLOCKS = ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
 
 # What routers decide.
 
@@ -55,17 +58,69 @@ class RoutingLog:
     backward pass finds its first entry, and adds none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorded: Tensor | None = None, *, is_replayed: bool = False) -> None:
+        """`recorded`: `[tok, layer, k]` experts that another pass over these tokens chose.
+
+        They are compared with those of this pass, and with `is_replayed` used instead of them. The
+        largest number of their type stands where nothing was recorded.
+        """
         self._layers: dict[int, Routing] = {}
         self._copies: Tensor | None = None
+        self._recorded = recorded
+        self._is_replayed = is_replayed
+        self._changed: dict[int, tuple[Tensor, Tensor]] = {}
+        """Of each layer, the tokens whose sets of experts differ, and those that can be compared.
+        """
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether layers take the experts of another pass."""
+        return self._is_replayed and self._recorded is not None
+
+    def experts_for(self, layer: int, own: Tensor) -> Tensor:
+        """`[tok, k]` experts of a layer whose router chose `own`, which are compared as well."""
+        if self._recorded is None:
+            return own
+        shape = (own.shape[0], own.shape[1])
+        found = self._recorded[:, layer] if layer < self._recorded.shape[1] else None
+        if found is None or tuple(found.shape) != shape:
+            why = "its routers have another number of layers or of experts a token"
+            fix = "use the model that these rollouts were sampled with"
+            raise UserError("routes", list(self._recorded.shape), why, fix)
+        found = found.long()
+        is_known = found[:, 0] != _missing(self._recorded.dtype)
+        is_changed = is_known & (found.sort(-1).values != own.sort(-1).values).any(-1)
+        self._changed.setdefault(layer, (is_changed, is_known))
+        return torch.where(is_known[:, None], found, own) if self._is_replayed else own
+
+    def changed(self) -> tuple[Tensor, Tensor] | None:
+        """How many tokens, summed over layers, have other experts than those recorded; and of how
+        many that is known. None: nothing was recorded."""
+        if self._recorded is None:
+            return None
+        pairs = [pair for _, pair in sorted(self._changed.items())]
+        copies = 1 if self._copies is None else self._copies
+        changed, known = ((torch.stack(part) * copies).sum() for part in zip(*pairs, strict=True))
+        return changed, known
+
+    def routes(self) -> ExpertRoutes:
+        """The experts of all tokens, in as few bytes as their number allows."""
+        layers = [routing for _, routing in sorted(self._layers.items())]
+        width = 1 if layers[0].probability.shape[-1] <= _missing(torch.uint8) else 2
+        chosen = torch.stack([routing.experts for routing in layers], 1)
+        kind = torch.uint8 if width == 1 else torch.int16
+        data = chosen.to(device="cpu", dtype=kind).numpy().tobytes()
+        return ExpertRoutes(layers=len(layers), chosen=chosen.shape[-1], width=width, data=data)
 
     def add(self, layer: int, routing: Routing) -> None:
         """Note what a routed layer decided, once; layers count from 0."""
         self._layers.setdefault(layer, routing)
 
-    def count_rows(self, copies: Tensor) -> None:
-        """Each row of the pass stands for so many tokens, where it is not one."""
+    def count_rows(self, copies: Tensor, first: Tensor) -> None:
+        """Each row of the pass stands for so many tokens, of which `first` is where one stands."""
         self._copies = copies
+        if self._recorded is not None:
+            self._recorded = self._recorded[first]
 
     def counts(self) -> Tensor:
         """`[layer, expert]` tokens that each expert was chosen for, in float64."""
@@ -86,6 +141,33 @@ class RoutingLog:
         if self._copies is None:
             return routing.probability.new_ones(routing.probability.shape[0])
         return self._copies.to(routing.probability.dtype)
+
+
+def recorded_routes(routes: Sequence[tuple[ExpertRoutes | None, int]]) -> Tensor | None:
+    """`[tok, layer, k]` of sequences of so many tokens, for a `RoutingLog`; None: no sequence has.
+
+    Example:
+        >>> known = ExpertRoutes(layers=1, chosen=2, width=1, data=bytes([3, 0]))
+        >>> found = recorded_routes([(known, 2), (None, 1)])
+        >>> found.flatten().tolist() if found is not None else None
+        [3, 0, 255, 255, 255, 255]
+    """
+    known = [one for one, _ in routes if one is not None]
+    if not known:
+        return None
+    sizes = {(one.layers, one.chosen, one.width) for one in known}
+    if len(sizes) > 1:
+        why = "rollouts of one step were recorded with different routers"
+        raise UserError("routes", sorted(sizes), why, "sample all of them with one model")
+    empty = replace(known[0], data=b"")
+    data = bytearray().join((one or empty).padded(count) for one, count in routes)
+    kind = torch.uint8 if empty.width == 1 else torch.int16
+    return torch.frombuffer(data, dtype=kind).view(-1, empty.layers, empty.chosen)
+
+
+def _missing(kind: torch.dtype) -> int:
+    """The number that stands for no expert: all its bits are set."""
+    return 255 if kind == torch.uint8 else -1
 
 
 # The layers of transformers, given another forward.
@@ -125,10 +207,18 @@ def _forward(self: Any, hidden_states: Tensor) -> Tensor:
     log, number = vars(self).pop(ROUTING, (None, 0))
     logits, weights, experts = self.gate(x)
     if log is not None:
+        experts = log.experts_for(number, experts)
+        if log.is_replayed:
+            weights = _weights(self.gate, logits, experts)
         probability = torch.softmax(logits, -1, dtype=torch.float32)
         log.add(number, Routing(probability=probability, experts=experts))
     compute = self.experts if x.is_cuda else partial(_in_order, self.experts)
-    return compute(x, experts, weights).view(hidden_states.shape)
+    made = compute(x, experts, weights)
+    if "shared_expert" in dict(self.named_children()):
+        # Qwen2-MoE: an expert that every token has, as far as a gate of its own lets it through.
+        gate = batch_invariant(torch.sigmoid, self.shared_expert_gate(x))
+        made = made + gate * self.shared_expert(x)
+    return made.view(hidden_states.shape)
 
 
 def _route_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,12 +228,17 @@ def _route_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Te
         plain: Any = type(self).forward
         return plain(self, x)
     logits = few_rows_product(str(x.dtype).removeprefix("torch."))(x, self.weight, None)
-    routing = route(logits, self.top_k)
-    weights = routing.probability.gather(-1, routing.experts)
+    experts = route(logits, self.top_k).experts
+    return logits, _weights(self, logits, experts), experts
+
+
+def _weights(gate: Any, logits: Tensor, experts: Tensor) -> Tensor:
+    """`[tok, k]` weights that a router gives to these experts."""
+    weights = torch.softmax(logits, -1, dtype=torch.float32).gather(-1, experts)
     # Mixtral always divides by the sum.
-    if vars(self).get("norm_topk_prob", True):
+    if vars(gate).get("norm_topk_prob", True):
         weights = weights / _sum_in_order(weights.unbind(-1))[:, None]
-    return logits, weights, routing.experts
+    return weights
 
 
 def _in_order(experts: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

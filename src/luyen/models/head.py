@@ -285,11 +285,23 @@ class Head:
     """Factor on the logits (Cohere, Granite)."""
     is_fused: bool = False
     """Whether scores are computed without keeping logits; on CUDA they always are."""
+    part_rows: int | None = None
+    """Rows of the vocabulary that are summed at a time, those of a rank; None: all at once."""
 
     def logits(self, hidden: Tensor, *, temperature: float) -> Tensor:
         """fp32 logits `[n, vocabulary]`, temperature applied."""
         logits = self.from_linear(self.linear(hidden))
         return logits if temperature == 1.0 else logits / temperature
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        """Log-softmax in fp32, with the sums of the trainer."""
+        if self.part_rows is None:
+            return log_probabilities(logits)
+        missing = -logits.shape[-1] % self.part_rows
+        parts = F.pad(logits, (0, missing), value=-torch.inf).split(self.part_rows, -1)
+        top = logits.amax(-1)
+        first, *rest = (sum_exponentials(part, top) for part in parts)
+        return logits - log_of_sum(top, sum(rest, first))[:, None]
 
     def from_linear(self, raw: Tensor) -> Tensor:
         """fp32 logits of the known vocabulary from what the projection gave."""
@@ -343,6 +355,16 @@ def likeliest_targets(head: Head, hidden: Tensor, targets: Tensor) -> Tensor:
 def log_probabilities(logits: Tensor) -> Tensor:
     """Log-softmax in fp32. The only one: another formula would differ in the last bit."""
     return torch.log_softmax(logits, -1)
+
+
+def sum_exponentials(x: Tensor, top: Tensor) -> Tensor:
+    """Of each row above its largest number `top`; the same bits among any number of rows."""
+    return batch_invariant(torch.exp, x - top[:, None]).sum(-1)
+
+
+def log_of_sum(top: Tensor, total: Tensor) -> Tensor:
+    """The log-sum-exp, given the sum of exponentials above the largest number."""
+    return top + batch_invariant(torch.log, total)
 
 
 def score(

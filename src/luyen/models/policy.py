@@ -69,7 +69,7 @@ def hidden_at(
     """
     part = _Pass.of(tokens, lengths, mask, where, is_exact=is_exact, is_shared=is_shared)
     if routing is not None and part.sharing is not None:
-        routing.count_rows(part.sharing.multiplicity())
+        routing.count_rows(part.sharing.multiplicity(), part.sharing.first)
     return part.take(read(part.tokens, part.positions, part.context), part.places)
 
 
@@ -159,6 +159,8 @@ class Policy(nn.Module):
         """Computes last hidden states of packed tokens; None: the layers of the model do."""
         self.vocabulary_split: VocabularySplit | None = None
         """Divides the output layer over ranks; None: this process has all of it."""
+        self.least: Callable[[int], int] = int
+        """The smallest of a number over the ranks that have parts of this model."""
         config: Any = model.config.get_text_config()
         given: dict[str, Any] = config.to_dict()
         factor = float(given.get("logit_scale") or 1.0) / float(given.get("logits_scaling") or 1.0)

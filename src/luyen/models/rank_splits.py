@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from luyen.models.attention import AttentionContext
-from luyen.models.head import Head, TokenScores
+from luyen.models.head import Head, TokenScores, log_of_sum, sum_exponentials
 
 # Tokens of a pass over ranks.
 
@@ -136,7 +136,7 @@ def _score_rows(
     known = torch.arange(split.rows, device=x.device) < head.vocabulary - split.first
     x = x.masked_fill(~known, -torch.inf)
     top = split.max(x.detach().amax(-1))
-    lse = top + split.sum((x - top[:, None]).exp().sum(-1)).log()
+    lse = log_of_sum(top, split.sum(sum_exponentials(x, top)))
     own = targets - split.first
     is_own = (own >= 0) & (own < split.rows)
     chosen = x.gather(-1, own.clamp(0, split.rows - 1)[:, None])[:, 0]

@@ -13,6 +13,7 @@ from typing import final
 from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
+from luyen.base.records import ExpertRoutes, join_routes
 from luyen.base.seeds import derive_key
 from luyen.rollout.protocol import Completion, Request, RolloutEngine, Sampling, TopLogps
 
@@ -25,7 +26,16 @@ class PartialCompletion:
     Each token keeps the log-probability and the version that it was sampled with.
     """
 
-    __slots__ = ("kept_mass", "key", "logps", "sampling", "tokens", "top_logps", "versions")
+    __slots__ = (
+        "kept_mass",
+        "key",
+        "logps",
+        "routes",
+        "sampling",
+        "tokens",
+        "top_logps",
+        "versions",
+    )
 
     def __init__(self, key: int, sampling: Sampling) -> None:
         self.key = key
@@ -37,6 +47,7 @@ class PartialCompletion:
         self.kept_mass: tuple[float, ...] = ()
         self.versions: tuple[int, ...] = ()
         self.top_logps: tuple[TopLogps, ...] = ()
+        self.routes: ExpertRoutes | None = None
 
     def continue_after(self, stopped: Completion, version: int) -> None:
         """Keep the tokens that a version has generated.
@@ -64,6 +75,7 @@ class PartialCompletion:
             kept_mass=self.kept_mass,
             versions=self.versions,
             top_logps=self.top_logps,
+            routes=self.routes,
         )
 
     def _add(self, part: Completion, version: int) -> None:
@@ -74,6 +86,8 @@ class PartialCompletion:
         self.kept_mass += part.kept_mass or whole
         self.versions += (version,) * len(part.tokens)
         self.top_logps += part.top_logps
+        # A part reads again what there is: those that sampled its tokens have chosen for them.
+        self.routes = join_routes(self.routes, part.routes)
 
 
 _YIELD_ROUNDS = 16

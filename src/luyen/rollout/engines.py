@@ -23,12 +23,16 @@ from luyen.rollout.protocol import (
 )
 
 
-@rollout_engines.register("native")
+@rollout_engines.register("native", splits=True)
 def native(
     policy: Policy, rollout: RolloutConfig, *, longest: int, decode: Decode
 ) -> RolloutEngine:
     """The embedded engine; `longest` is the most tokens a sequence can have."""
     policy.is_exact = rollout.deterministic
+    if policy.device.type == "cuda" and rollout.enable_rollout_routing_replay:
+        field = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+        why = "on a GPU decode steps are captured graphs, which write no log of routers"
+        raise UserError(field, value=True, why=why, fix="set it to false, or trainer.device to cpu")
     if policy.device.type == "cuda":
         return PagedEngine(
             policy,
@@ -49,6 +53,7 @@ def native(
         decode=decode,
         is_open=rollout.multi_turn.enable,
         enable_prefix_caching=rollout.enable_prefix_caching,
+        records_routes=rollout.enable_rollout_routing_replay,
     )
 
 

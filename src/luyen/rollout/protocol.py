@@ -9,6 +9,7 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.heartbeat import beat
+from luyen.base.records import ExpertRoutes
 from luyen.base.registry import Registry
 from luyen.models.weights import Fingerprint
 
@@ -164,6 +165,9 @@ class Completion:
     top_logps: tuple[TopLogps, ...] = ()
     """The likeliest tokens at each token, with log-probabilities like `logps`; empty unless
     `top_logprobs` is set."""
+    routes: ExpertRoutes | None = None
+    """Experts of the prompt's tokens and of all generated ones but the last, which was not read;
+    None: the engine does not record them."""
 
 
 @final

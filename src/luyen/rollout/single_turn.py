@@ -253,4 +253,5 @@ def _rollout(
         stop=_STOPS[completion.reason],
         text=renderer.text_of(completion.tokens),
         kept_mass=(None,) * before + completion.kept_mass if completion.kept_mass else (),
+        routes=completion.routes,
     )

@@ -6,6 +6,7 @@ from typing import Any, final
 
 from luyen.base.records import (
     Branch,
+    ExpertRoutes,
     GroupId,
     Message,
     Prompt,
@@ -13,6 +14,7 @@ from luyen.base.records import (
     Source,
     StopReason,
     ToolCall,
+    join_routes,
 )
 from luyen.data.render import Extension
 from luyen.data.retokenization_check import check_against_render
@@ -53,6 +55,7 @@ class Transcript:
         self.logps += completion.logps
         self.versions += completion.versions or [version] * count
         self.kept_mass += completion.kept_mass or [None] * count
+        self.routes = join_routes(self.routes, completion.routes)
 
     def answer(self, extension: Extension, *, turn: int) -> None:
         """Append what leads to the policy's next turn, or begin a new branch if it restarts."""
@@ -77,6 +80,7 @@ class Transcript:
             logps=tuple(self.logps),
             versions=tuple(self.versions),
             kept_mass=tuple(self.kept_mass) if any(self.kept_mass) else (),
+            routes=self.routes,
         )
 
     def rollout(
@@ -116,6 +120,7 @@ class Transcript:
         self.logps: list[float | None] = []
         self.versions: list[int | None] = []
         self.kept_mass: list[float | None] = []
+        self.routes: ExpertRoutes | None = None
         self._unsampled(len(prompt), turn)
 
     def _unsampled(self, count: int, turn: int) -> None:

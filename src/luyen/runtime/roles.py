@@ -19,7 +19,14 @@ from luyen.engine.actor import (
     prepare_update,
     router_statistics,
 )
-from luyen.engine.batch import BatchShard, MicroBatching, PackedBatch, join_shards, split_batch
+from luyen.engine.batch import (
+    REPLAYED_ROUTES,
+    BatchShard,
+    MicroBatching,
+    PackedBatch,
+    join_shards,
+    split_batch,
+)
 from luyen.engine.sharded_state import merge_sums
 from luyen.engine.step import LOSS_WEIGHT, UpdateResult, merge_updates
 from luyen.rollout.protocol import Sampling
@@ -275,7 +282,7 @@ class Roles:
 
     def old_scores(self, batch: PackedBatch, *, sum_pi_squared: bool) -> dict[str, Tensor]:
         """Log-probabilities under the weights that the update starts from."""
-        shards = self._score_shards(batch, self.micro_batching.log_probs, self.workers)
+        shards = self._policy_shards(batch, self.micro_batching.log_probs)
         found = self.workers.each(TrainWorker.actor_scores, shards, sum_pi_squared=sum_pi_squared)
         return join_shards(shards, found, batch)
 
@@ -392,11 +399,16 @@ class Roles:
         """Shards of the tokens alone: a pass without a loss reads no stream."""
         return split_batch(replace(batch, streams={}), passes, ranks=workers.shards)
 
+    def _policy_shards(self, batch: PackedBatch, passes: MicroBatching) -> list[BatchShard]:
+        """Shards for passes of the policy, whose layers may take the sampler's experts."""
+        kept = {name: x for name, x in batch.streams.items() if name == REPLAYED_ROUTES}
+        return split_batch(replace(batch, streams=kept), passes, ranks=self.workers.shards)
+
     def _router_statistics(self, batch: PackedBatch, objective: Objective) -> dict[str, Tensor]:
         """Loads of experts over the whole step, from a pass without gradients."""
         if not objective.router_aux_loss_coef:
             return {}
-        shards = self._score_shards(batch, self.micro_batching.actor, self.workers)
+        shards = self._policy_shards(batch, self.micro_batching.actor)
         counts = self.workers.each(TrainWorker.expert_counts, shards)
         return router_statistics(counts, len(batch.tokens))
 
@@ -406,7 +418,7 @@ class Roles:
         """Statistics of the whole step that a loss needs, from a pass without gradients."""
         if not objective.needs_statistics:
             return {}
-        shards = self._score_shards(batch, self.micro_batching.actor, self.workers)
+        shards = self._policy_shards(batch, self.micro_batching.actor)
         found = self.workers.each(TrainWorker.actor_scores, shards)
         logp = join_shards(shards, found, batch)["logp"]
         return objective.statistics(policy_inputs(batch, logp), seed=seed)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -186,10 +186,22 @@ def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
+@runtime_checkable
+class LoadsWeights(Protocol):
+    """An engine that writes whole parameters into its policy by itself."""
+
+    def load_weights(self, given: Mapping[str, Tensor]) -> None:
+        """Write them."""
+        ...
+
+
 def load_weights(engine: RolloutEngine, given: Mapping[str, Tensor]) -> None:
     """Write parameters into the policy of an engine; `finish_weights` follows the last of them."""
     drop_prefixes(engine)
-    copy_into(writable_weights(engine), given)
+    if isinstance(engine, LoadsWeights):
+        engine.load_weights(given)
+    else:
+        copy_into(writable_weights(engine), given)
 
 
 def finish_weights(engine: RolloutEngine, version: int) -> None:

@@ -11,6 +11,7 @@ from luyen.base.files import plain
 from luyen.base.records import (
     Branch,
     CallStatus,
+    ExpertRoutes,
     GroupId,
     Rollout,
     Score,
@@ -93,19 +94,25 @@ def _number(value: Any) -> float | None:
 Pack: TypeAlias = Callable[["Rollout | Branch"], bytes]
 """Packs the streams of a branch: `stream_bytes` or a cache such as `PackedStreams`."""
 _HEAD = struct.Struct("<IIB")
+_MASS, _ROUTES = 1, 2
+"""Streams that not every branch has, as bits of its head."""
 IS_SAMPLED = bytes(int(code == Source.SAMPLED) for code in range(256))
 """Translation table from a byte of `Source` to a byte of the sampled mask."""
 _SOURCES = {int(source): source for source in Source}
 
 
 def stream_bytes(branch: Rollout | Branch) -> bytes:
-    """Tokens, sources, turns, log-probabilities, versions, and kept masses where there are any."""
+    """Tokens, sources, turns, log-probabilities, versions; masses and routes where it has any."""
     count = len(branch.tokens)
     sources = bytes(branch.sources)
     sampled = sources.translate(IS_SAMPLED)
     num_sampled = sampled.count(1)
     parts = [
-        _HEAD.pack(count, num_sampled, bool(branch.kept_mass)),
+        _HEAD.pack(
+            count,
+            num_sampled,
+            _MASS * bool(branch.kept_mass) + _ROUTES * (branch.routes is not None),
+        ),
         struct.pack(f"<{count}i", *branch.tokens),
         sources,
         _whole_numbers(branch.turns),
@@ -114,6 +121,8 @@ def stream_bytes(branch: Rollout | Branch) -> bytes:
     ]
     if branch.kept_mass:
         parts.append(struct.pack(f"<{num_sampled}d", *compress(branch.kept_mass, sampled)))
+    if branch.routes is not None:
+        parts.append(branch.routes.to_bytes())
     return b"".join(parts)
 
 
@@ -131,7 +140,7 @@ class PackedStreams:
     def __call__(self, branch: Rollout | Branch) -> bytes:
         """`stream_bytes` of the branch."""
         streams = (branch.tokens, branch.sources, branch.turns, branch.logps, branch.versions)
-        streams = (*streams, branch.kept_mass)
+        streams = (*streams, branch.kept_mass, branch.routes)
         # The cache keeps the tuples alive, so that their ids are not reused.
         known = self._known.get(id(branch.tokens))
         if known is not None and all(a is b for a, b in zip(known[0], streams, strict=True)):
@@ -147,7 +156,7 @@ class PackedStreams:
 
 def streams_of(data: bytes) -> dict[str, Any]:
     """Inverse of `stream_bytes`: the fields of a branch by name."""
-    count, num_sampled, has_mass = _HEAD.unpack_from(data)
+    count, num_sampled, more = _HEAD.unpack_from(data)
     place = _HEAD.size
 
     def taken(number: int, kind: str) -> tuple[Any, ...]:
@@ -169,7 +178,11 @@ def streams_of(data: bytes) -> dict[str, Any]:
         "logps": _spread(taken(num_sampled, "d"), sources),
         "versions": _spread(whole_numbers(num_sampled), sources),
     }
-    return streams | ({"kept_mass": _spread(taken(num_sampled, "d"), sources)} if has_mass else {})
+    if more & _MASS:
+        streams["kept_mass"] = _spread(taken(num_sampled, "d"), sources)
+    if more & _ROUTES:
+        streams["routes"] = ExpertRoutes.from_bytes(data[place:])
+    return streams
 
 
 def _whole_numbers(numbers: tuple[Any, ...]) -> bytes:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from luyen.base.errors import UserError
 from luyen.base.files import write_whole, writing
 from luyen.base.input_files import read_bytes, require_file
-from luyen.base.records import Branch, GroupId, Rollout, Source, StopReason
+from luyen.base.records import Branch, ExpertRoutes, GroupId, Rollout, Source, StopReason
 from luyen.telemetry.rollout_codec import call_of, call_tree, score_of, score_tree
 
 pc: Any = pyarrow.compute
@@ -107,6 +107,7 @@ _STREAMS = (
     ("logps", pa.list_(pa.float64())),
     ("versions", pa.list_(pa.int64())),
     ("kept_mass", pa.list_(pa.float64())),
+    ("routes", pa.binary()),
     ("advantage", pa.list_(pa.float64())),
 )
 _TURN_VALUE = pa.struct([("turn", pa.int32()), ("value", pa.float64())])
@@ -395,6 +396,7 @@ def _streams(tokens: Rollout | Branch, advantages: Advantages | None) -> dict[st
         "logps": tokens.logps,
         "versions": tokens.versions,
         "kept_mass": tokens.kept_mass or None,
+        "routes": None if tokens.routes is None else tokens.routes.to_bytes(),
         "advantage": advantages,
     }
 
@@ -412,6 +414,7 @@ def _record(row: dict[str, Any]) -> RecordedRollout:
         logps=last.logps,
         versions=last.versions,
         kept_mass=last.kept_mass,
+        routes=last.routes,
         stop=StopReason(row["stop"]),
         text=row["text"],
         score=None if row["score"] is None else score_of(json.loads(row["score"])),
@@ -438,6 +441,7 @@ def _record(row: dict[str, Any]) -> RecordedRollout:
 
 
 def _branch(row: dict[str, Any]) -> Branch:
+    routes = row.get("routes")
     return Branch(
         tokens=tuple(row["tokens"]),
         sources=tuple(Source(source) for source in row["sources"]),
@@ -445,6 +449,7 @@ def _branch(row: dict[str, Any]) -> Branch:
         logps=tuple(row["logps"]),
         versions=tuple(row["versions"]),
         kept_mass=tuple(row.get("kept_mass") or ()),
+        routes=None if routes is None else ExpertRoutes.from_bytes(routes),
     )
 
 

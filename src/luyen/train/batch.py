@@ -21,7 +21,8 @@ from luyen.config.plan import (
 )
 from luyen.config.schema.run import RunConfig
 from luyen.engine.actor import gap_metrics
-from luyen.engine.batch import PackedBatch, flat_tensor, pack
+from luyen.engine.batch import REPLAYED_ROUTES, ROUTES, PackedBatch, flat_tensor, pack
+from luyen.models.experts import recorded_routes
 from luyen.rewards.tree import turn_shares
 from luyen.rollout.single_turn import Group
 from luyen.runtime.roles import Roles
@@ -90,13 +91,17 @@ def batch_order(groups: Sequence[Group]) -> list[Rollout]:
 
 
 def pack_groups(
-    groups: Sequence[Group], device: torch.device | str = "cpu", *, with_rewards: bool = True
+    groups: Sequence[Group],
+    device: torch.device | str = "cpu",
+    *,
+    with_rewards: bool = True,
+    replays_routes: bool = False,
 ) -> PackedBatch:
     """Pack all rollouts, sorted by address, with the sampler's log-probs and turn numbers.
 
     Sorting makes the batch independent of the order in which rollouts finished. Each branch of a
     rollout is a sequence of its own; `PackedBatch.rollouts` joins them. `with_rewards` adds the
-    stream of token rewards.
+    stream of token rewards. Recorded experts are a stream, which `replays_routes` lets layers use.
     """
     rollouts = batch_order(groups)
     # A rollout has the streams of its last branch; `branches` would copy them.
@@ -123,6 +128,10 @@ def pack_groups(
         rollout_logp=flat_tensor(logps, torch.float32).to(device),
         turns=flat_tensor(turns, torch.int64).to(device),
     )
+    routes = recorded_routes([(branch.routes, len(branch.tokens)) for _, branch in branches])
+    if routes is not None:
+        name = REPLAYED_ROUTES if replays_routes else ROUTES
+        batch = batch.with_streams(**{name: routes.to(device)})
     if not with_rewards:
         return batch
     return batch.with_streams(rewards=_rewards(rollouts, len(batch.tokens)).to(device))
@@ -173,6 +182,8 @@ class RequiredSignals:
     """Log-probabilities of the teacher."""
     reward: bool = True
     """Scores of rollouts; False for pure distillation, where rollouts are not scored."""
+    replays_routes: bool = False
+    """Whether layers of a mixture take the experts that the sampler chose."""
 
 
 def required_signals(config: RunConfig, estimator: EstimatorFacts) -> RequiredSignals:
@@ -202,6 +213,7 @@ def required_signals(config: RunConfig, estimator: EstimatorFacts) -> RequiredSi
         components="components" in required,
         teacher=has_teacher(config),
         reward=has_reward,
+        replays_routes=config.actor_rollout_ref.actor.router_replay.mode == "R3",
     )
 
 

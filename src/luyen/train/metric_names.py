@@ -125,6 +125,8 @@ _ROUTER = {
     "load_entropy": "Mixtures: entropy of the load of a layer by its largest value, mean over "
     "layers; 1 is even.",
     "idle_experts": "Mixtures: share of the experts that no token of an optimizer step chose.",
+    "changed_routes": "Mixtures: share of tokens and layers for which the trainer's routers choose "
+    "another set of experts than the sampler's did, where these are recorded.",
     "aux_loss": "Mixtures: load-balance loss before its weight, where it has one.",
 }
 _ROLE = {

@@ -283,7 +283,12 @@ def _mean_metrics(done: Sequence[UpdateResult], role: str) -> dict[str, float]:
 def prepare_batch(learning: LearningContext, groups: Sequence[Group]) -> PackedBatch:
     """Pack the groups and compute the log-probs and values that the algorithm needs."""
     roles, needs = learning.roles, learning.rules.needs
-    batch = pack_groups(groups, roles.device, with_rewards=needs.reward)
+    batch = pack_groups(
+        groups,
+        roles.device,
+        with_rewards=needs.reward,
+        replays_routes=needs.replays_routes,
+    )
     with learning.phase("log-probs"):
         return compute_logprobs(batch, roles, needs)
 

@@ -16,13 +16,17 @@ FIT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{R}.name=near", "trainer.plugins=ENGINES"),
     ),
     "R08": (
-        (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"),
+        (f"{R}.expert_parallel_size=2", "trainer.n_gpus_per_node=2"),
         (
-            f"{R}.tensor_model_parallel_size=2",
+            f"{R}.expert_parallel_size=2",
             "trainer.n_gpus_per_node=2",
             f"{R}.name=near",
             "trainer.plugins=ENGINES",
         ),
+    ),
+    "R31": (
+        (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=3"),
+        (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"),
     ),
     "F04": (
         (f"{A}.strategy=fsdp2",),

@@ -3,6 +3,7 @@
 R = "actor_rollout_ref.rollout"
 M = "actor_rollout_ref.model"
 BALANCED = "actor_rollout_ref.actor.router_aux_loss_coef=0.1"
+RECORDED = f"{R}.enable_rollout_routing_replay=true"
 URL = f"{R}.server_urls=[http://127.0.0.1:1]"
 SERVER = (f"{R}.name=vllm", URL)
 SPLIT = (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2", "trainer.device=cuda")
@@ -41,5 +42,6 @@ SAMPLING_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "M08": ((f"{M}.path=FALCON",), (f"{M}.path=FALCON", f"{R}.name=hf")),
     "M09": ((f"{M}.path=FALCON", f"{R}.name=hf"), ()),
     "M23": ((BALANCED,), (f"{M}.path=MIXTRAL", BALANCED)),
+    "M24": ((RECORDED,), (f"{M}.path=MIXTRAL", RECORDED)),
     "M10": ((f"{M}.path=GPT2",), (f"{M}.path=GPT2", "data.max_response_length=100")),
 }

@@ -178,7 +178,7 @@ def test_devices_that_divide_layers_gather_a_part_and_hold_as_much():
     [
         (f"{FSDP}.ulysses_sequence_parallel_size=3", "2 devices train", "set it to one of 1, 2"),
         (f"{FSDP}.tensor_parallel_size=3", "2 devices train", "set it to 1 or to a divisor of 2"),
-        (f"{ARR}.rollout.tensor_model_parallel_size=2", "no effect", "servers of vllm or sglang"),
+        (f"{ARR}.rollout.tensor_model_parallel_size=4", "2 devices that generate", "divisor of 2"),
         (f"{ARR}.rollout.expert_parallel_size=2", "no effect", "drop the line"),
     ],
 )

@@ -9,6 +9,7 @@ from luyen.config.catalog import ADV_ESTIMATORS
 from luyen.config.check import check
 from luyen.config.machine import Machine
 from luyen.config.model_folder.config_json import ModelShape, read_shape, shape_from
+from luyen.config.optimizer_memory import whole_tensors
 from luyen.config.schema.model import ModelConfig
 
 GIB = 1024**3
@@ -280,3 +281,26 @@ def test_experts_have_their_own_width() -> None:
     )
     assert shape is not None
     assert round(shape.parameters() / 1e9, 1) == 30.5
+
+
+def test_an_expert_that_computes_every_token_is_counted_once() -> None:
+    shape = shape_from(
+        {
+            "num_hidden_layers": 24,
+            "hidden_size": 2048,
+            "num_attention_heads": 16,
+            "intermediate_size": 5632,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "vocab_size": 151936,
+        }
+    )
+    assert shape is not None
+    # What Qwen1.5-MoE-A2.7B is said to have.
+    assert round(shape.parameters() / 1e9, 1) == 14.3
+    active = shape.layers * shape.active_layer_parameters() + shape.embeddings()
+    assert round(active / 1e9, 1) == 2.7
+    trained = sum(tensor.total for tensor in whole_tensors(shape))
+    assert trained == shape.parameters()

@@ -20,7 +20,7 @@ from tests.tiny_models import tiny_net, tiny_policy
 from tests.unit.engine.steps import OPTIM, PASSES, recorded
 
 BALANCED = Objective(loss="vanilla", router_aux_loss_coef=0.7)
-KINDS = {"mixtral": (4, 2), "qwen3_moe": (8, 3)}
+KINDS = {"mixtral": (4, 2), "qwen2_moe": (8, 3), "qwen3_moe": (8, 3)}
 """Experts, and how many of them a token has."""
 
 

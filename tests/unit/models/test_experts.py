@@ -1,5 +1,6 @@
 """Routed layers: the numbers of transformers, the bits of a token whatever else is in the batch."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,15 +8,20 @@ import torch
 from torch import Tensor
 
 from luyen.base import process_setup
+from luyen.config.catalog import ROUTED_MODELS
 from luyen.models import batch_invariant_linear, experts
 from luyen.models.batch_invariant_linear import few_rows_linear
 from luyen.models.experts import RoutingLog, route, routed_layers
+from luyen.models.export import export_model
 from luyen.models.hf_generation import hf_attention
 from luyen.models.policy import Policy
-from tests.tiny_models import VOCABULARY, tiny_net, tiny_policy
+from tests.tiny_models import VOCABULARY, read_net, tiny_net, tiny_policy
 
 MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {},
+    "qwen2_moe": {},
+    "qwen2_moe, weights divided by their sum": {"norm_topk_prob": True},
+    "qwen2_moe, every second layer": {"decoder_sparse_step": 2},
     "qwen3_moe": {},
     "qwen3_moe, weights as they are": {"norm_topk_prob": False},
     "qwen3_moe, a dense layer first": {"mlp_only_layers": [0]},
@@ -62,9 +68,24 @@ def test_numbers_and_gradients_are_those_of_transformers(name: str, is_checkpoin
         torch.testing.assert_close(learned[key].grad, parameter.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ROUTED_MODELS)
+def test_transformers_reads_an_exported_mixture(kind: str, tmp_path: Path):
+    policy = tiny_policy(kind, initializer_range=0.1)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.01)
+        export_model(policy, tmp_path, stop_ids=frozenset({2}))
+        theirs = plain_logps(read_net(tmp_path))
+        ours = policy(TOKENS, LENGTHS, MASK).logp
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    again = read_net(tmp_path).state_dict()
+    for name, weight in policy.model.state_dict().items():
+        assert torch.equal(again[name], weight)
+
+
 @pytest.mark.skipif(not process_setup.is_promised("float32"), reason="nothing is promised here")
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ROUTED_MODELS)
 def test_a_row_has_the_same_bits_among_any_others(kind: str, threads: int):
     torch.set_num_threads(threads)
     try:

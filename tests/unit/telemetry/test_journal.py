@@ -10,6 +10,7 @@ import pytest
 from luyen.base.records import (
     Branch,
     CallStatus,
+    ExpertRoutes,
     GroupId,
     Rollout,
     Score,
@@ -96,10 +97,11 @@ def test_every_field_of_a_rollout_is_kept():
     tree = rollout_tree(ROLLOUT)
     streams = {field.name for field in fields(Branch)}
     assert set(tree) | streams == {field.name for field in fields(Rollout)} | {"streams"}
-    assert (
-        set(streams_of(stream_bytes(replace(ROLLOUT, kept_mass=(None, 0.5, None, None)))))
-        == streams
-    )
+    routes = ExpertRoutes(layers=1, chosen=2, width=1, data=bytes([3, 0, 1, 2]))
+    whole = replace(ROLLOUT, kept_mass=(None, 0.5, None, None), routes=routes)
+    found = streams_of(stream_bytes(whole))
+    assert set(found) == streams
+    assert found["routes"] == routes
 
 
 def test_rollouts_and_scores_are_found_by_their_purpose(journal):

@@ -286,11 +286,13 @@ class ModelShape:
     """Feed-forward experts of a layer."""
     experts_per_token: int = 1
     """Experts that compute each token."""
+    shared: int = 0
+    """Width of the expert that computes every token, where a mixture has one."""
 
     @property
     def active_intermediate(self) -> int:
         """Width of the feed-forward layers that compute a token, together."""
-        return self.intermediate * self.experts_per_token
+        return self.intermediate * self.experts_per_token + self.shared
 
     def attention_width(self) -> int:
         """Columns of the query, key and value projections together."""
@@ -299,7 +301,7 @@ class ModelShape:
     def layer_parameters(self) -> int:
         """Weights of one decoder layer, norms included, biases not."""
         attention = self.hidden * (self.attention_width() + self.heads * self.head_dim)
-        feed_forward = 3 * self.hidden * self.intermediate * self.experts
+        feed_forward = 3 * self.hidden * (self.intermediate * self.experts + self.shared)
         return attention + feed_forward + 2 * self.hidden
 
     def active_layer_parameters(self) -> int:
@@ -361,6 +363,7 @@ def shape_from(raw: dict[str, Any]) -> ModelShape | None:
         is_tied=bool(raw.get("tie_word_embeddings", False)),
         experts=experts,
         experts_per_token=min(experts, _size(raw, "num_experts_per_tok") or 1),
+        shared=(_size(raw, "shared_expert_intermediate_size") or 0) if experts > 1 else 0,
     )
 
 

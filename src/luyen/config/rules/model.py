@@ -108,6 +108,38 @@ def load_balance_has_routers(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field=field, why=why, fix=fix)
 
 
+@rule("M24", "error")
+def routes_are_recorded(s: RuleContext) -> Iterator[Finding]:
+    """Experts are recorded by the embedded engine on CPUs, of models whose routers are read."""
+    arr = s.config.actor_rollout_ref
+    rollout, field = arr.rollout, "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+    if s.config.trainer.stage != "rl":
+        return
+    if not rollout.enable_rollout_routing_replay:
+        if arr.actor.router_replay.mode != "disabled":
+            why = "the sampler does not record the experts that it chooses"
+            mode = "actor_rollout_ref.actor.router_replay.mode"
+            yield Finding(field=mode, why=why, fix=f"set {field} to true, or the mode to disabled")
+        return
+    kind = (read_raw(arr.model) or {}).get("model_type")
+    sharding = arr.actor.fsdp_config
+    reasons = {
+        f"a {kind} model has no routers that are read; {', '.join(ROUTED_MODELS)} have": (
+            kind is not None and kind not in ROUTED_MODELS
+        ),
+        f"`{rollout.name}` does not report experts, and `native` does": (rollout.name != "native"),
+        "on a GPU decode steps are captured graphs, which report no experts": (
+            rollout.name == "native" and s.where.device == "cuda"
+        ),
+        "routers are read on ranks that read whole sequences": (
+            sharding.ulysses_sequence_parallel_size > 1
+        ),
+    }
+    for why, is_so in reasons.items():
+        if is_so:
+            yield Finding(field=field, why=why, fix="set it to false")
+
+
 @rule("M02", "warning")
 def model_is_chosen(s: RuleContext) -> Iterator[Finding]:
     """A run on rows of your own names a model of your own."""

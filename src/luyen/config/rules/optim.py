@@ -340,22 +340,22 @@ def devices_divide_layers(s: RuleContext) -> Iterator[Finding]:
     if engine == "megatron":
         return  # F17 knows which models it divides
     for field, raw in s.models_on_devices():
-        yield from _cannot_divide(field or _TENSOR, raw, size)
+        yield from cannot_divide(field or _TENSOR, raw, size, key=_TENSOR)
 
 
-def _cannot_divide(field: str, raw: dict[str, Any], size: int) -> Iterator[Finding]:
-    """Why so many devices cannot divide the layers of a model."""
-    kind, is_other = raw.get("model_type"), field != _TENSOR
+def cannot_divide(field: str, raw: dict[str, Any], size: int, *, key: str) -> Iterator[Finding]:
+    """Why so many devices, as `key` says, cannot divide the layers of the model of `field`."""
+    kind, is_other = raw.get("model_type"), field != key
     if raw and kind not in _DIVIDED:
         why = f"how the layers of a {kind} model are divided is not known"
-        fix = f"set {_TENSOR} to 1, or name one of {', '.join(_DIVIDED)}"
+        fix = f"set {key} to 1, or name one of {', '.join(_DIVIDED)}"
         yield Finding(field=field, why=why, fix=fix)
         return
     for name in ("num_attention_heads", "intermediate_size", "vocab_size"):
         number = raw.get(name)
         if isinstance(number, int) and number % size:
             why = f"the model's {name} is {number}, which {size} devices cannot divide"
-            fix = f"set {_TENSOR if is_other else 'it'} to a divisor of {number}"
+            fix = f"set {key if is_other else 'it'} to a divisor of {number}"
             yield Finding(field=field, why=why, fix=fix)
 
 

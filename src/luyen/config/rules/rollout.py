@@ -3,9 +3,16 @@
 from collections.abc import Iterator
 
 from luyen.base.errors import did_you_mean
+from luyen.config.model_folder.config_json import read_raw
 from luyen.config.model_folder.files import InvalidFile, folder_of
 from luyen.config.model_folder.tokenizer import known_ids
-from luyen.config.plan import devices_of_a_copy, has_partial_rollouts, uses_running_servers
+from luyen.config.plan import (
+    devices_of_a_copy,
+    has_partial_rollouts,
+    ranks_per_replica,
+    uses_running_servers,
+)
+from luyen.config.rules.optim import cannot_divide
 from luyen.config.rules.rule import Finding, RuleContext, rule
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -177,16 +184,19 @@ def engine_splits_the_model(s: RuleContext) -> Iterator[Finding]:
     """Only an engine with tensor parallelism splits a model over several devices."""
     rollout, engines = s.config.actor_rollout_ref.rollout, s.known.engines
     facts = engines.get(rollout.name)
-    if facts is None or facts.splits:
+    if facts is None or (facts.splits and rollout.name != "native"):
         return
     reason = "holds the whole model on each device, and each has a copy"
     splitting = " or ".join(name for name, other in engines.items() if other.splits)
-    fix = f"drop the line; servers of {splitting} that run already (server_urls) can be split"
+    fix = f"drop the line, or choose {splitting}, of which a copy can be split"
     sizes = {"tensor_model_parallel_size": rollout.tensor_model_parallel_size}
     if facts.is_server:
         reason, fix = "is a server that runs already, on devices of its own", "drop the line"
     else:
         sizes["expert_parallel_size"] = rollout.expert_parallel_size
+    if facts.splits:
+        del sizes["tensor_model_parallel_size"]
+        reason, fix = "computes all experts of a layer on each device", "drop the line"
     for name, size in sizes.items():
         if size > 1:
             why = f"no effect: `{rollout.name}` {reason}"
@@ -345,6 +355,26 @@ def replicas_fit_the_devices(s: RuleContext) -> Iterator[Finding]:
             why=f"{words} devices, and {whose}.nnodes x n_gpus_per_node = {there}",
             fix="take fewer copies, or more devices",
         )
+
+
+@rule("R31", "error")
+def devices_share_a_copy(s: RuleContext) -> Iterator[Finding]:
+    """A copy of `native` is divided over devices of one node, in processes of their own."""
+    size, nodes = ranks_per_replica(s.config), s.where.rollout_pool
+    if size == 1 or s.config.trainer.stage != "rl":
+        return
+    field, model = f"{_ROLLOUT}.tensor_model_parallel_size", s.config.actor_rollout_ref.model
+    node = s.config.trainer.n_gpus_per_node if nodes is None else nodes[1]
+    if s.where.runtime == "local":
+        fix = "set it to 1, or set trainer.runtime to ray or auto and n_gpus_per_node above 1"
+        yield Finding(field=field, why="a run in one process has one device", fix=fix)
+    elif node % size:
+        why = f"a node has {node} devices that generate, and {size} of a node share a copy"
+        yield Finding(field=field, why=why, fix=f"set it to a divisor of {node}")
+    elif model.quantization != "none":
+        yield Finding(field=field, why="4-bit weights cannot be divided", fix="set it to 1")
+    else:
+        yield from cannot_divide(field, read_raw(model) or {}, size, key=field)
 
 
 @rule("R11", "error")

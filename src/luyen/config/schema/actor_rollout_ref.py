@@ -130,6 +130,16 @@ class AdaptiveEntropyConfig(Block):
     max: float = key(1.0, "Largest coefficient.", ge=0)
 
 
+class RouterReplayConfig(Block):
+    """`actor.router_replay`: experts that the trainer's layers use."""
+
+    mode: Literal["disabled", "R3"] = key(
+        "disabled",
+        "R3: those that the sampler chose, for old log-probabilities and updates; routers keep "
+        "their gradients. disabled: the trainer's routers choose.",
+    )
+
+
 class ActorConfig(Block):
     """The policy update."""
 
@@ -181,6 +191,9 @@ class ActorConfig(Block):
         "Mixtures of experts: weight of the load-balance loss, as transformers defines it, over "
         "all tokens of an optimizer step. Above 0 each step makes one more pass over its tokens.",
         ge=0,
+    )
+    router_replay: RouterReplayConfig = block(
+        RouterReplayConfig, "Mixtures of experts: whose routers decide in training."
     )
     calculate_sum_pi_squared: bool = key(
         False, "Record Σπ² of each token, which the optimal token baselines need."
@@ -419,6 +432,12 @@ class RolloutConfig(LogProbBatchingConfig):
     )
     free_cache_engine: bool = key(
         False, "On a GPU: give the memory of keys and values back while weights are updated."
+    )
+    enable_rollout_routing_replay: bool = key(
+        False,
+        "Mixtures of experts: record with each rollout the experts that the sampler chose, measure "
+        "how often the trainer's routers choose others, and let `actor.router_replay` use them. "
+        "Prefixes are not cached then.",
     )
     enable_prefix_caching: bool = key(
         True,

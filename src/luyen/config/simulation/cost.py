@@ -244,7 +244,8 @@ class ModelCost:
         """Seconds of the products of all layers for one token; those of experts are slower."""
         shape = self.shape
         rest = shape.active_layer_parameters() - 2 * shape.hidden
-        experts = 3 * shape.hidden * shape.active_intermediate if shape.experts > 1 else 0
+        chosen = shape.intermediate * shape.experts_per_token
+        experts = 3 * shape.hidden * chosen if shape.experts > 1 else 0
         slowed = rest - experts + experts / self.hardware.expert_share.value
         return 2 * shape.layers * slowed / rate
 

@@ -15,7 +15,7 @@ from luyen.config.memory import MemoryPlan, plan_memory
 from luyen.config.model_folder.config_json import ModelShape
 from luyen.config.model_memory import is_offloaded, pool_share, trainable
 from luyen.config.plan import (
-    WHOLE_ENGINES,
+    EMBEDDED_ENGINES,
     BatchPlan,
     Placement,
     devices_of_a_copy,
@@ -418,7 +418,7 @@ def publication(run: SimulatedRun) -> Cost:
         slowest = max(stages)
         host = slowest + (sum(stages) - slowest) / _BUCKETS
         cost += Cost(network=sent / hardware.ring_rate(layout.share), sent=sent, host=host)
-    if rollout.name in WHOLE_ENGINES:
+    if rollout.name in EMBEDDED_ENGINES:
         return cost
     rates = {
         "folder": hardware.folder_rate.value,

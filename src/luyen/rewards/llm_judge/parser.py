@@ -226,8 +226,8 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
     places = (brackets, line, stated)
     spoken = _words_in(choices, answer)
     answers = [m for m in stated.finditer(text) if _is_of_answer(m, said, spoken)]
-    held = [*said.repeated(m for place in places for m in place.finditer(text)), *answers]
-    own, last = said.without(held), text.rpartition("\n")[2]
+    again = [*said.repeated(m for place in places for m in place.finditer(text)), *answers]
+    own, last = said.without(again), text.rpartition("\n")[2]
     opened = opening.match(text)
     is_taken = opened is None or (opened[1].casefold() in spoken and _is_quotation(opened, said))
     first = [] if opened is None or is_taken else [opened[1]]
@@ -243,7 +243,7 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
             found = [*found, *line.findall(text), *first]
         return {_score_of(name, choices) for name in found}
 
-    outer = {_score_of(match[1], choices) for match in held if said.stands_out(match)}
+    outer = {_score_of(match[1], choices) for match in again if said.stands_out(match)}
     scores = settled(own) if answer else settled(text)
     if outer and scores and outer != scores:
         raise said.contested()
@@ -414,12 +414,12 @@ def pattern_number_in(text: str, pattern: str, answer: str = "") -> float:
     """
     said = JudgeReply(text, answer=answer)
     found = list(re.finditer(pattern, text))
-    held = said.repeated(found)
-    outer = [match for match in held if said.stands_out(match)]
-    theirs = set(map(id, held))
+    again = said.repeated(found)
+    outer = [match for match in again if said.stands_out(match)]
+    theirs = set(map(id, again))
     own = [match for match in found if id(match) not in theirs]
     numbers = {match.group(1) for match in [*own[-1:], *outer]}
-    if len(numbers) > 1 or (held and not own and not outer):
+    if len(numbers) > 1 or (again and not own and not outer):
         raise Unscorable("no match that is clearly the judge's: the answer holds it too")
     found = own or outer
     if not found or found[-1].group(1) is None:

@@ -18,6 +18,7 @@ from luyen.base.errors import UserError
 from luyen.base.process_setup import is_promised
 from luyen.models.attention import AttentionContext
 from luyen.models.continued_attention import ContinuedContext, ContinuedSequence
+from luyen.models.experts import RoutingLog
 from luyen.models.packed_attention import KeyValueSink, PackedContext, packed_positions
 from luyen.models.policy import Policy
 from luyen.models.prepacked_linear import PrepackedLinears
@@ -30,7 +31,14 @@ from luyen.rollout.native.sampler import (
     sample_untruncated,
     uniforms,
 )
-from luyen.rollout.native.sequences import Decode, Row, RowPart, allowed_tokens, append_tokens
+from luyen.rollout.native.sequences import (
+    Decode,
+    RouteRecord,
+    Row,
+    RowPart,
+    allowed_tokens,
+    append_tokens,
+)
 from luyen.rollout.protocol import (
     CacheStats,
     Completion,
@@ -39,6 +47,8 @@ from luyen.rollout.protocol import (
     TokenStream,
     refuse_impossible,
 )
+
+_ROUTES_FIELD = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
 
 
 @final
@@ -82,18 +92,21 @@ class NativeEngine:
         is_open: bool = False,
         enable_prefix_caching: bool = True,
         prefix_bytes: int | None = None,
+        records_routes: bool = False,
     ) -> None:
         """`decode` turns tokens into text, for stop strings.
 
         Without `is_exact` faster arithmetic is used, whose bits differ from the trainer's; None
         leaves it to what is promised for the weights' dtype. `is_open` says that requests may
         continue earlier answers, which are then kept too. The prefix cache takes at most
-        `prefix_bytes`; None: a share of the machine's memory.
+        `prefix_bytes`; None: a share of the machine's memory. With `records_routes` completions
+        have the experts of each token, and nothing is cached: what is not read chooses none.
         """
         if not policy.is_packed:
             why = "the model was loaded with its own attention, which this engine cannot use"
             raise UserError("actor_rollout_ref.rollout.name", "native", why, "set it to hf")
         self._policy = policy
+        self._records_routes = records_routes and _demand_routers(policy)
         self._limit = max_model_len
         self._rows_at_once = min(max_num_seqs, max_num_batched_tokens)
         self._tokens_at_once = max_num_batched_tokens
@@ -111,9 +124,8 @@ class NativeEngine:
         self._can_split = not is_exact and can_split(policy)
         self._linears = None if is_exact else PrepackedLinears(policy, head=policy.head.linear)
         self._is_open = is_open
-        self._prefixes = (
-            PrefixCache(policy, most_bytes=prefix_bytes) if enable_prefix_caching else None
-        )
+        caches = enable_prefix_caching and not records_routes
+        self._prefixes = PrefixCache(policy, most_bytes=prefix_bytes) if caches else None
 
     @property
     def is_idle(self) -> bool:
@@ -262,7 +274,11 @@ class NativeEngine:
             )
         tokens = [t for prompt in prompts for t in prompt.tokens[prompt.known :]]
         positions = packed_positions(lengths, device, known)
-        hidden = self._policy.hidden(torch.tensor(tokens, device=device), positions, context)
+        log = RoutingLog() if self._records_routes else None
+        read = torch.tensor(tokens, device=device)
+        hidden = self._policy.hidden(read, positions, context, log)
+        if log is not None:
+            _note_routes([(p.rows, len(p.tokens) - p.known) for p in prompts], log)
         ends = torch.tensor([n - k for n, k in zip(lengths, known, strict=True)]).cumsum(0)
         return hidden[(ends - 1).to(device)]
 
@@ -304,7 +320,10 @@ class NativeEngine:
         positions = torch.tensor(lengths, device=device)
         context = self._cache.step(lengths, device)
         tokens = torch.tensor([row.tokens[-1] for row in self._rows], device=device)
-        hidden = self._policy.hidden(tokens, positions, context)
+        log = RoutingLog() if self._records_routes else None
+        hidden = self._policy.hidden(tokens, positions, context, log)
+        if log is not None:
+            _note_routes([([row], 1) for row in self._rows], log)
         self._append(self._rows, hidden, self._parts)
         return self._finish(range(len(self._rows)))
 
@@ -347,6 +366,7 @@ class NativeEngine:
             tensors.limits_at(generated),
             allowed=None if allowed is None else allowed.to(logits.device),
             top=tensors.top,
+            log_softmax=self._policy.head.log_probabilities,
         )
 
     def _finish(self, indices: range) -> list[Completion]:
@@ -387,6 +407,25 @@ class NativeEngine:
             for i in indices
         ]
         self._prefixes.keep(self._cache, rows, is_ended=True)
+
+
+def _demand_routers(policy: Policy) -> bool:
+    """True; a UserError for a model whose routers are not read."""
+    if not policy.is_routed:
+        why = "this model has no routed layers that are known"
+        raise UserError(_ROUTES_FIELD, type(policy.model).__name__, why, "set it to false")
+    return True
+
+
+def _note_routes(read: Sequence[tuple[Sequence[Row], int]], log: RoutingLog) -> None:
+    """Give rows, of which each group read so many tokens together, the experts of these tokens."""
+    shape, place = log.routes(), 0
+    for rows, count in read:
+        found = shape.data[place * shape.token_bytes : (place + count) * shape.token_bytes]
+        place += count
+        for row in rows:
+            row.routes = row.routes or RouteRecord(shape)
+            row.routes.add(found)
 
 
 def _dtype_name(policy: Policy) -> str:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -213,7 +213,8 @@ class WeightGuard:
         optimizer or a write through `.data` increases no version.
         """
         if is_idle:
-            self._tensors = [*self._module.parameters(), *self._module.buffers()]
+            everything = (*self._module.parameters(), *self._module.buffers())
+            self._tensors = [_local(tensor) for tensor in everything]
             self._adapters = [m for m in self._module.modules() if is_adapter_layer(m)]
         marks = self._marks_now()
         is_same = marks == self._marks
@@ -240,6 +241,21 @@ class WeightGuard:
             *((m.disable_adapters, *m.active_adapters) for m in self._adapters),
             *((t.data_ptr(), t._version) for t in self._tensors),
         )
+
+
+@runtime_checkable
+class _Divided(Protocol):
+    """A tensor that ranks divide."""
+
+    def to_local(self) -> Tensor:
+        """The part of this process."""
+        ...
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor."""
+    found = tensor.detach()
+    return found.to_local() if isinstance(found, _Divided) else tensor
 
 
 def _sums(tensors: Sequence[Tensor]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ Which tokens come out depends on the row's logits, its key and its position, and
 the batch. There is no noise per vocabulary entry: on a CPU that costs more than the model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -118,15 +119,16 @@ def sample_tokens(
     *,
     allowed: Tensor | None = None,
     top: int = 0,
+    log_softmax: Callable[[Tensor], Tensor] = log_probabilities,
 ) -> NextTokens:
     """A token for each row of fp32 logits (temperature applied already).
 
     `greedy` marks rows that take the likeliest token that is not barred; None: no row does.
     `allowed` are the tokens `[rows, vocabulary]` that may be sampled at all, before other limits;
-    None: all may be. The log-probability is that of the full softmax, whatever is ruled out. `top`
-    is how many of the likeliest tokens are reported.
+    None: all may be. The log-probability is that of the full softmax, whatever is ruled out, by
+    `log_softmax`. `top` is how many of the likeliest tokens are reported.
     """
-    logp = log_probabilities(logits)
+    logp = log_softmax(logits)
     probabilities = logp.exp()
     kept = None
     barred = limits.barred if limits is not None else None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from luyen.base.errors import UserError
+from luyen.base.records import ExpertRoutes
 from luyen.data.template_text import common_start
 from luyen.rollout.native.sampler import NextTokens, TopTokens, TruncationLimits
 from luyen.rollout.protocol import Completion, Ending, Request, TokenStream, TopLogps
@@ -26,6 +27,26 @@ def signed_key(key: int) -> int:
 
 
 @final
+class RouteRecord:
+    """Experts of the tokens of one row, in the order in which they were read."""
+
+    __slots__ = ("_read", "_shape")
+
+    def __init__(self, shape: ExpertRoutes) -> None:
+        """`shape` has the sizes."""
+        self._shape = shape
+        self._read = bytearray()
+
+    def known(self) -> ExpertRoutes:
+        """What was read so far."""
+        return replace(self._shape, data=bytes(self._read))
+
+    def add(self, read: bytes) -> None:
+        """Append the experts of the tokens that were read."""
+        self._read += read
+
+
+@final
 class Row:
     """One sequence being generated."""
 
@@ -35,6 +56,7 @@ class Row:
         "kept",
         "logps",
         "request",
+        "routes",
         "sample",
         "tokens",
         "top_logps",
@@ -48,6 +70,8 @@ class Row:
         self.logps: list[float] = []
         self.kept: list[float] = []
         self.top_logps: list[TopLogps] = []
+        self.routes: RouteRecord | None = None
+        """Experts of the tokens that were read; None: they are not recorded."""
         self.constraint = None if request.constraint is None else request.constraint.start()
         """State of the request's constraint after the tokens so far."""
         self.allowed = None if self.constraint is None else self.constraint.allowed()
@@ -157,6 +181,7 @@ class Row:
             reason=reason,
             kept_mass=tuple(self.kept) if self.request.is_truncated else (),
             top_logps=tuple(self.top_logps),
+            routes=None if self.routes is None else self.routes.known(),
         )
 
     def _has_stop_string(self, decode: Decode | None) -> bool:

@@ -20,6 +20,7 @@ from luyen.runtime.ray.health import PROCESS_GONE, failure_reason, is_object_los
 from luyen.runtime.ray.messages import ProcessDied, RanksLost, RemoteError, ReplyCallback
 from luyen.runtime.ray.pools import Device, DevicePools, Slot
 from luyen.runtime.ray.replica import ReplicaProcess
+from luyen.runtime.ray.replica_ranks import MakeSplit, SplitReplicaHandle
 
 _ONE_CORE: Mapping[str, Any] = {"num_cpus": 1}
 
@@ -49,6 +50,26 @@ def start_engines(
         return RayReplicaHandle(_begin(shared, index, options[index]), index, monitor)
 
     return RayEngines(start, replicas=replicas, timeouts=timeouts)
+
+
+def start_split_engines(
+    make: MakeSplit,
+    *,
+    ranks: int,
+    places: Sequence[Mapping[str, Any]],
+    timeouts: TimeoutsConfig | None = None,
+    watch: RoleMonitor | None = None,
+) -> RayEngines:
+    """`start_engines` where `ranks` processes share each engine, in consecutive places."""
+    shared, monitor = ray.put(make), watch or RoleMonitor()
+
+    def start(index: int) -> SplitReplicaHandle:
+        own = places[index * ranks : (index + 1) * ranks]
+        return SplitReplicaHandle(
+            shared, index, own, monitor, node=node_id, open_handle=RayReplicaHandle
+        )
+
+    return RayEngines(start, replicas=len(places) // ranks, timeouts=timeouts)
 
 
 def _begin(make: Any, index: int, options: Mapping[str, Any]) -> Any:

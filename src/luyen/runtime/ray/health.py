@@ -51,11 +51,12 @@ _COLOURS = re.compile(r"\x1b\[\d+m")
 def is_secondary_error(error: RayError) -> bool:
     """Whether a rank failed only because it lost the connection to another rank."""
     is_users = isinstance(error, RayTaskError) and isinstance(error.cause, UserError)
-    return (
-        isinstance(error, RayTaskError)
-        and not is_users
-        and bool(_SECONDARY_ERRORS.search(str(error)))
-    )
+    return isinstance(error, RayTaskError) and not is_users and is_lost_connection(str(error))
+
+
+def is_lost_connection(text: str) -> bool:
+    """Whether an error of this text follows from the loss of another rank."""
+    return bool(_SECONDARY_ERRORS.search(text))
 
 
 def classify_failure(error: RayError, process: str) -> BaseException:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
 from luyen.base.errors import UserError
-from luyen.config.plan import Placement, count_reward_replicas, reward_pool
+from luyen.config.plan import Placement, count_reward_replicas, ranks_per_replica, reward_pool
 from luyen.config.schema.run import RunConfig
 
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -79,7 +79,9 @@ class PoolFacts:
     per_node: int
     """Devices of each group."""
     replicas: int
-    """Copies of the rollout engine, of one device each; 0: the run has none."""
+    """Copies of the rollout engine; 0: the run has none."""
+    ranks_per_replica: int = 1
+    """Devices of each copy, which are on one node."""
     rollout: tuple[int, int] | None = None
     """Groups and devices of each, of the rollout engine's own pool; None: it has none."""
     trainers: tuple[str, ...] = ("actor",)
@@ -112,6 +114,7 @@ class PoolFacts:
             nnodes=config.trainer.nnodes,
             per_node=config.trainer.n_gpus_per_node,
             replicas=where.replicas,
+            ranks_per_replica=ranks_per_replica(config),
             rollout=where.rollout_pool,
             trainers=tuple(role.name for role in where.roles if role.name not in apart),
             reference=where.reference_pool,
@@ -230,8 +233,9 @@ def pools_of(facts: PoolFacts) -> list[DevicePool]:
 
 def _slots(facts: PoolFacts) -> dict[str, tuple[Slot, ...]]:
     places = [(group, i) for group in range(facts.nnodes) for i in range(facts.per_node)]
-    on_shared = 0 if facts.is_split else facts.replicas
-    if facts.rollout is not None and facts.replicas > facts.rollout[0] * facts.rollout[1]:
+    needed = facts.replicas * facts.ranks_per_replica
+    on_shared = 0 if facts.is_split else needed
+    if facts.rollout is not None and needed > facts.rollout[0] * facts.rollout[1]:
         why = f"{facts.replicas} copies have {facts.rollout[0]} x {facts.rollout[1]} devices"
         raise UserError(_COPIES, facts.replicas, why, "drop it: every device then has a copy")
     if on_shared > len(places) and facts.device == "cuda":
@@ -240,17 +244,19 @@ def _slots(facts: PoolFacts) -> dict[str, tuple[Slot, ...]]:
     processes = 1 + -(-on_shared // len(places)) + facts.is_reward_shared
     share = _GRAIN // processes / _GRAIN
 
-    def shared(count: int) -> tuple[Slot, ...]:
-        # Ranks fill one node after the other; roles with fewer processes spread over the nodes.
-        order = places if count == len(places) else sorted(places, key=lambda place: place[1])
+    def shared(count: int, ranks: int = 1) -> tuple[Slot, ...]:
+        # Ranks fill one node after the other; roles with fewer processes spread over the nodes,
+        # `ranks` consecutive devices at a time.
+        spread = sorted(places, key=lambda place: place[1] // ranks)
+        order = places if count == len(places) else spread
         chosen = [order[i % len(order)] for i in range(count)]
         return tuple(Slot(pool=SHARED, group=g, bundle=i, share=share) for g, i in chosen)
 
     slots = {role: shared(len(places)) for role in facts.trainers}
-    slots[ROLLOUT] = shared(on_shared)
+    slots[ROLLOUT] = shared(on_shared, facts.ranks_per_replica)
     if facts.rollout is not None:
         own = _whole(ROLLOUT, (facts.rollout[1],) * facts.rollout[0])
-        slots[ROLLOUT] = own[: facts.replicas]
+        slots[ROLLOUT] = own[:needed]
     for name, pool in ((REFERENCE, facts.reference), (CRITIC, facts.critic)):
         if pool is not None:
             slots[name] = _whole(name, (pool[1],) * pool[0])

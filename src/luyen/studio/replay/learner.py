@@ -353,7 +353,9 @@ def token_numbers(run: ReplayLearner, recorded: RecordedStep) -> list[TokenNumbe
     """
     groups, actor = recorded.groups, run.worker.actor
     assert isinstance(actor, ActorEngine), "replay builds the engine `single`"
-    batch, rollouts = pack_groups(groups, run.roles.device, with_rewards=False), batch_order(groups)
+    replays = run.learning.rules.needs.replays_routes
+    batch = pack_groups(groups, run.roles.device, with_rewards=False, replays_routes=replays)
+    rollouts = batch_order(groups)
     scored = score(actor.policy, batch, actor.passes, temperature=actor.temperature, entropy=True)
     logps, entropies = (
         stream_by_rollout(rollouts, batch, scored[name]) for name in ("logp", "entropy")

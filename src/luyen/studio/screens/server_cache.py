@@ -75,7 +75,7 @@ class _SpanFile:
 
 @final
 class KeptSpans:
-    """Spans of the runs that were asked for last, read on from where their files ended.
+    """Spans of the runs that were requested last, read on from where their files ended.
 
     A tab asks for them every few seconds, from several threads. The spans that are kept have a
     bound; files with more of them are read again each time.

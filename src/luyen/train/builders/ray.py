@@ -1,6 +1,6 @@
 """Build the roles of a run on a Ray cluster from a configuration."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from luyen.config.plan import (
     Placement,
     count_weight_versions,
     has_partial_rollouts,
+    ranks_per_replica,
     ranks_per_shard,
 )
 from luyen.config.schema.run import RunConfig
@@ -25,6 +26,7 @@ from luyen.runtime.ray.cluster import STORE_BYTES, connect
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.pools import CRITIC, REFERENCE, REWARD, PoolFacts, plan_pools
 from luyen.runtime.roles import Roles
+from luyen.runtime.split_engine import EngineRanks
 from luyen.runtime.training import RankPlace, TrainingEngine, training_engines
 from luyen.runtime.worker import TrainWorker
 from luyen.train.batch import RequiredSignals
@@ -36,6 +38,7 @@ from luyen.train.builders.roles import (
     build_worker,
     initial_policy,
     micro_batching,
+    split_engine,
     versioned_engines,
 )
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
@@ -93,7 +96,6 @@ def _start_processes(
     opened: ExitStack,
 ) -> "tuple[dict[str, RankGroup[TrainWorker]], RayEngines]":
     """Start the ranks of each pool, by role, and replicas; `opened` ends them on an error."""
-    from luyen.runtime.ray.actors import start_engines
     from luyen.runtime.ray.ranks import RankGroup
 
     timeouts, watch = config.trainer.timeouts, RoleMonitor()
@@ -112,15 +114,25 @@ def _start_processes(
             ranks_per_shard=ranks_per_shard(config),
         )
         opened.callback(groups[role].stop)
-    engines = start_engines(
-        partial(make_replica, config, where.device),
-        replicas=len(places["rollout"]),
-        places=places["rollout"],
-        timeouts=timeouts,
-        watch=watch,
-    )
+    engines = _start_engines(config, where.device, places["rollout"], watch)
     opened.callback(engines.close)
     return groups, engines
+
+
+def _start_engines(
+    config: RunConfig, device: str, places: Sequence[Mapping[str, Any]], watch: RoleMonitor
+) -> RayEngines:
+    """Start the replicas: a process in each place, or in several consecutive ones."""
+    from luyen.runtime.ray.actors import start_engines, start_split_engines
+
+    ranks, timeouts = ranks_per_replica(config), config.trainer.timeouts
+    if ranks > 1:
+        make_rank_of = partial(make_replica_rank, config, device)
+        return start_split_engines(
+            make_rank_of, ranks=ranks, places=places, timeouts=timeouts, watch=watch
+        )
+    make = partial(make_replica, config, device)
+    return start_engines(make, replicas=len(places), places=places, timeouts=timeouts, watch=watch)
 
 
 def make_rank(
@@ -163,3 +175,40 @@ def make_replica(config: RunConfig, device: str, index: int) -> RolloutEngine:
     if config.trainer.max_staleness > 0:
         return versioned_engines(config, policy, tokenizer, device, replica=index)
     return build_engine(config, policy, tokenizer, replica=index)
+
+
+def make_replica_rank(
+    config: RunConfig,
+    device: str,
+    index: int,
+    rank: int,
+    ranks: int,
+    address: str,
+    faulty: Callable[[BaseException], object],
+) -> RolloutEngine | None:
+    """Build one rank's part of a replica's engine; called in its process.
+
+    The first rank has the engine; the others follow it until it ends, and have none.
+    """
+    import_plugins(config.trainer.plugins)
+    place = RankPlace(
+        device=device,
+        rank=rank,
+        ranks=ranks,
+        address=address,
+        timeout_s=config.trainer.timeouts.collective_s,
+    )
+    engine_ranks = EngineRanks(place, faulty=faulty)
+    tokenizer = load_run_tokenizer(config)
+    policy = initial_policy(config, tokenizer, device)
+    choose_threads(policy)
+    if config.trainer.max_staleness > 0:
+        engine = versioned_engines(
+            config, policy, tokenizer, device, replica=index, ranks=engine_ranks
+        )
+    else:
+        engine = split_engine(config, policy, tokenizer, engine_ranks, replica=index)
+    if rank == 0:
+        return engine
+    engine_ranks.follow()
+    return None

@@ -35,6 +35,7 @@ from luyen.rollout.servers.temporary import temporary_folder
 from luyen.runtime.generation import Generation
 from luyen.runtime.in_process import is_strict, local_roles
 from luyen.runtime.roles import RoleMicroBatching, Roles
+from luyen.runtime.split_engine import EngineRanks
 from luyen.runtime.training import (
     PolicyLearner,
     RankPlace,
@@ -274,21 +275,45 @@ def _new_folder(above: Path, name: str, *, is_private: bool) -> Path:
     raise AssertionError("unreachable: numbers do not end")
 
 
+def split_engine(
+    config: RunConfig,
+    policy: Policy,
+    tokenizer: Tokenizer,
+    ranks: EngineRanks,
+    *,
+    sharing: int = 1,
+    replica: int = 0,
+) -> RolloutEngine:
+    """`build_engine` over this rank's part of the policy, which is divided in place."""
+    ranks.divide(policy)
+    engine = build_engine(config, policy, tokenizer, sharing=sharing, replica=replica)
+    return ranks.add(engine, policy)
+
+
 def versioned_engines(
-    config: RunConfig, policy: Policy, tokenizer: Tokenizer, device: str, *, replica: int = 0
+    config: RunConfig,
+    policy: Policy,
+    tokenizer: Tokenizer,
+    device: str,
+    *,
+    replica: int = 0,
+    ranks: EngineRanks | None = None,
 ) -> VersionedEngines:
     """Engines for all weight versions that may be in use at the same time.
 
-    Each has its own copy of trainable parameters; frozen ones are shared with the policy.
+    Each has its own copy of trainable parameters; frozen ones are shared with the policy, except
+    where `ranks` divide each copy.
     """
-    frozen = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
+    own = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
+    frozen = own if ranks is None else {}
 
     def make() -> RolloutEngine:
         copied = initial_policy(config, tokenizer, device)
         for name, parameter in copied.named_parameters():
             if name in frozen:
                 parameter.data = frozen[name].data
-        return build_engine(config, copied, tokenizer, sharing=versions, replica=replica)
+        build = build_engine if ranks is None else partial(split_engine, ranks=ranks)
+        return build(config, copied, tokenizer, sharing=versions, replica=replica)
 
     versions = count_weight_versions(config.trainer)
     return VersionedEngines(make, versions=versions)

@@ -1,7 +1,7 @@
 """Engines that replicas make: importable by name, so that they reach another process; and the
 weights that are published to them."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +13,8 @@ from luyen.models.load import load_policy
 from luyen.models.weights import tensor_digests
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.ray.engines import RayEngines
+from luyen.runtime.split_engine import EngineRanks
+from luyen.runtime.training import RankPlace
 from luyen.runtime.weight_sync import PendingSync, WeightSync
 from luyen.runtime.weights import GatheredWeights, Gathering, pack, total_bytes
 from luyen.train.builders.roles import build_engine
@@ -25,6 +27,26 @@ def tiny_engine(index: int, *, seed: int = 0) -> RolloutEngine:
     """The embedded engine over a tiny model."""
     torch.set_num_threads(1)
     return native(tiny_policy("llama", seed=seed))
+
+
+def split_tiny_engine(
+    index: int,
+    rank: int,
+    ranks: int,
+    address: str,
+    faulty: Callable[[BaseException], object],
+) -> RolloutEngine | None:
+    """One rank's part of the same engine."""
+    torch.set_num_threads(1)
+    place = RankPlace(device="cpu", rank=rank, ranks=ranks, address=address, timeout_s=60)
+    engine_ranks = EngineRanks(place, faulty=faulty)
+    policy = tiny_policy("llama")
+    engine_ranks.divide(policy)
+    engine = engine_ranks.add(native(policy), policy)
+    if rank == 0:
+        return engine
+    engine_ranks.follow()
+    return None
 
 
 def engine_of_run(index: int, *, words: tuple[str, ...]) -> RolloutEngine:

@@ -347,9 +347,11 @@ class PagedEngine:
     def _affordable(self) -> int:
         """Pages that fit into memory, the current ones included."""
         allocated = self._scheduler.pool.size if self._cache is not None else 0
-        return self._most_pages or affordable_pages(
+        pages = self._most_pages or affordable_pages(
             self._policy, self._shape, utilization=self._utilization, allocated=allocated
         )
+        # Ranks that share a model make the same plans.
+        return self._policy.least(pages)
 
     def _refuse_small_pool(self, pages: int, need: int) -> None:
         if pages < need:
