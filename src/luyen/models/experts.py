@@ -143,18 +143,16 @@ class RoutingLog:
         return self._copies.to(routing.probability.dtype)
 
 
-def recorded_routes(routes: Sequence[tuple[ExpertRoutes | None, int]]) -> Tensor | None:
-    """`[tok, layer, k]` of sequences of so many tokens, for a `RoutingLog`; None: no sequence has.
+def recorded_routes(routes: Sequence[tuple[ExpertRoutes | None, int]]) -> Tensor:
+    """`[tok, layer, k]` of sequences of so many tokens, of which one at least has them.
 
     Example:
         >>> known = ExpertRoutes(layers=1, chosen=2, width=1, data=bytes([3, 0]))
         >>> found = recorded_routes([(known, 2), (None, 1)])
-        >>> found.flatten().tolist() if found is not None else None
+        >>> found.flatten().tolist()
         [3, 0, 255, 255, 255, 255]
     """
     known = [one for one, _ in routes if one is not None]
-    if not known:
-        return None
     sizes = {(one.layers, one.chosen, one.width) for one in known}
     if len(sizes) > 1:
         why = "rollouts of one step were recorded with different routers"

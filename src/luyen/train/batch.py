@@ -128,8 +128,8 @@ def pack_groups(
         rollout_logp=flat_tensor(logps, torch.float32).to(device),
         turns=flat_tensor(turns, torch.int64).to(device),
     )
-    routes = recorded_routes([(branch.routes, len(branch.tokens)) for _, branch in branches])
-    if routes is not None:
+    if any(branch.routes for _, branch in branches):
+        routes = recorded_routes([(branch.routes, len(branch.tokens)) for _, branch in branches])
         name = REPLAYED_ROUTES if replays_routes else ROUTES
         batch = batch.with_streams(**{name: routes.to(device)})
     if not with_rewards:
