@@ -49,7 +49,7 @@ class Frail:
         return 1
 
     def stopped(self, who: int) -> float:
-        if self._rank == who:
+        while self._rank == who:  # seen once: something let it go on
             os.kill(os.getpid(), signal.SIGSTOP)
         return self.added(1.0)
 
