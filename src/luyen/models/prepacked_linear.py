@@ -179,7 +179,7 @@ def _packed_by_mkl(layer: nn.Linear, *, is_wide: bool) -> Callable[[Tensor], Ten
 def _mkl_multiplies(columns: int, depth: int) -> bool:
     """Whether weights that are packed once give the products of any number of rows.
 
-    MKL is told a number of rows when it packs. It was never seen to matter; nothing promises it.
+    MKL takes a number of rows when it packs. It was never seen to matter, and is not documented.
     """
     mkl: Any = torch.ops.mkl
     random = torch.Generator().manual_seed(0)

@@ -1,11 +1,10 @@
 """An embedded rollout engine that several ranks share, each with a part of every layer.
 
 Every rank has the whole engine: requests, rows, plan of passes, and the keys and values of its own
-heads. The first rank is called and sends each call to the others before it makes it itself. What an
-engine does next depends on its requests and on the tokens so far; tokens are sampled on every rank
-from the logits of all ranks, joined in the order of the vocabulary, with the same uniform numbers.
-So the ranks stay in step without telling each other what they drew; a check of the finished tokens
-goes with each call.
+heads. The first rank is called and sends each call to the other ranks before it makes it itself.
+What an engine does next depends on its requests and on the tokens so far; tokens are sampled on
+every rank from the logits of all ranks, joined in the order of the vocabulary, with the same
+uniform numbers. So no plan is broadcast; a check of the finished tokens goes with each call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from luyen.runtime.training import RankPlace
 
 FIELD = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 _IDLE = timedelta(days=365)
-"""How long a rank waits for a call: nobody generates while a policy learns."""
+"""How long a rank waits for a call: no request comes while a policy learns."""
 _EXACT_RANKS = 2
 """More parts are added in an order that depends on the place of a number in the batch."""
 _LOAD, _SUMS, _END = "load", "sums", "end"
@@ -59,7 +58,7 @@ class EngineRanks:
         self._engines: list[SplitEngine] = []
 
     def divide(self, policy: Policy) -> None:
-        """Keep this rank's part of a policy, in place; its head makes the logits of all."""
+        """Keep this rank's part of a policy, in place; its head makes the logits of all ranks."""
         if not policy.is_packed:
             why = "the model was loaded with its own attention, whose heads are not divided"
             raise UserError(FIELD, self.size, why, "set it to 1")
@@ -74,12 +73,12 @@ class EngineRanks:
         return split
 
     def send(self, number: int, method: str, arguments: tuple[Any, ...], token_hash: int) -> None:
-        """Tell the other ranks what the first one does next."""
+        """Send a call of the first rank to the other ranks."""
         assert self.rank == 0, "only the first rank is called"
         dist.broadcast_object_list([number, method, arguments, token_hash], group=self._calls)
 
     def gather(self, mine: Any) -> list[Any]:
-        """What every rank has, on the first one; empty on the others."""
+        """What every rank has, on the first one; empty on the other ranks."""
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
         dist.gather_object(mine, found, group=self._calls)
         return found or []
@@ -87,13 +86,13 @@ class EngineRanks:
     def follow(self) -> None:
         """Do what the first rank does, until it ends; on every other rank."""
         while True:
-            said: list[Any] = [None] * 4
-            dist.broadcast_object_list(said, group=self._calls)
-            number, method, arguments, token_hash = said
+            call: list[Any] = [None] * 4
+            dist.broadcast_object_list(call, group=self._calls)
+            number, method, arguments, token_hash = call
             if method == _END:
                 return
             engine, faults = self._engines[number], list[BaseException]()
-            engine.refuse_others(token_hash)
+            engine.require_same_tokens(token_hash)
             with boundary(faults):
                 engine.carry_out(method, arguments)
             # The first rank raises the error of a user too, and goes on or ends with it.
@@ -149,8 +148,8 @@ class SplitEngine:
     def fingerprint(self) -> Fingerprint:
         """Digests of whole parameters, from the parts of all ranks."""
         parts: list[tuple[Any, dict[str, int]]] = self._together(_SUMS)
-        (_, whole), *others = parts
-        for rank, (_, copies) in enumerate(others, 1):
+        (_, whole), *later = parts
+        for rank, (_, copies) in enumerate(later, 1):
             for name, digest in copies.items():
                 if digest != whole[name]:
                     why = f"{name} on rank {rank} is not that of the first rank"
@@ -186,7 +185,7 @@ class SplitEngine:
         """Drop all requests and free the caches of all ranks."""
         self._together("close")
 
-    def refuse_others(self, token_hash: int) -> None:
+    def require_same_tokens(self, token_hash: int) -> None:
         """A UserError unless this rank finished the same tokens as the first one."""
         if token_hash != self._token_hash:
             why = f"rank {self._ranks.rank} of a replica generated other tokens than the first rank"

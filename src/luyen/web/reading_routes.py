@@ -31,7 +31,7 @@ class SharedReplies:
     """Replies that tabs which ask for the same at the same time share; for several threads.
 
     Every tab that follows a run renews its screen upon the same event. An answer is computed for
-    the first of them and once more for all that came meanwhile: an answer is never older than its
+    the first of them and once more for all that came during it: an answer is never older than its
     request.
     """
 

@@ -39,7 +39,7 @@ _READ_BY = {
 """Further keys that some offline stages read."""
 _FUSED = "actor_rollout_ref.model.use_fused_kernels"
 _UNREAD_BY = {"distill": (_FUSED,), "reward_model": (_FUSED,)}
-"""Keys beside those of rollouts that some stages leave unread: without log-probabilities of the
+"""Keys of the model that some stages leave unread: without log-probabilities of the
 sampled tokens alone there is no head to fuse."""
 _PREFERENCE_ESTIMATOR = "online_dpo"
 """Reads `preference` in reinforcement runs."""

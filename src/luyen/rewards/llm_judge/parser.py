@@ -271,7 +271,7 @@ def _choice_places(choices: Mapping[str, float]) -> tuple[str, tuple[re.Pattern[
 
 
 def _is_quotation(opened: re.Match[str], said: JudgeReply) -> bool:
-    """Whether a reply opens with words of the answer: in marks, or as what somebody else said."""
+    """Whether a reply opens with words of the answer: in marks, or as what another speaker said."""
     is_marked = said.is_quoted(opened.start(1)) and said.text[opened.end(1)] not in QUOTATION_MARKS
     return is_marked or said.is_told(opened.end(1))
 

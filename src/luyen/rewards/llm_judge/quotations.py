@@ -45,7 +45,7 @@ _SPOKEN = re.compile(
     r"|.{0,60}?\b(?:claim|quot|wish|demand|sa(?:ys|id)\b|cries|writes|wrote|asks|wants)",
     re.IGNORECASE | re.DOTALL,
 )
-"""Behind a verdict: that somebody else said it."""
+"""Behind a verdict: that another speaker said it."""
 _LABELLED = re.compile(
     r"(?:score|rating|grade|mark|points?)\W{0,3}(?:\w+\W{1,3}){0,3}?(?P<behind>\d+(?:\.\d+)?)"
     r"|\[\[?\s*(?P<inside>\d+(?:\.\d+)?)\s*\]"
@@ -127,7 +127,7 @@ class JudgeReply:
         return (begins or ends) and not self.is_quoted(match.start())
 
     def is_told(self, end: int) -> bool:
-        """Whether what follows says that somebody else said it, as in `[[10]] is what it says`."""
+        """Whether another speaker said it, by what follows, as in `[[10]] is what it says`."""
         return _SPOKEN.match(self.text, end) is not None
 
     def is_own_sentence(self, start: int) -> bool:
@@ -139,7 +139,7 @@ class JudgeReply:
         return all(word == "," or word in _OWN_WORDS for word in clause)
 
     def is_of_others(self, start: int) -> bool:
-        """Whether it is the verdict of somebody else, as in `the student's verdict: yes`."""
+        """Whether it is the verdict of another speaker, as in `the student's verdict: yes`."""
         return not _OTHERS.isdisjoint(self.words_before(start)[-2:])
 
     def words_before(self, start: int) -> list[str]:

@@ -106,7 +106,9 @@ class NativeEngine:
             why = "the model was loaded with its own attention, which this engine cannot use"
             raise UserError("actor_rollout_ref.rollout.name", "native", why, "set it to hf")
         self._policy = policy
-        self._records_routes = records_routes and _demand_routers(policy)
+        if records_routes:
+            _require_routers(policy)
+        self._records_routes = records_routes
         self._limit = max_model_len
         self._rows_at_once = min(max_num_seqs, max_num_batched_tokens)
         self._tokens_at_once = max_num_batched_tokens
@@ -409,12 +411,11 @@ class NativeEngine:
         self._prefixes.keep(self._cache, rows, is_ended=True)
 
 
-def _demand_routers(policy: Policy) -> bool:
-    """True; a UserError for a model whose routers are not read."""
+def _require_routers(policy: Policy) -> None:
+    """A UserError for a model whose routers are not read."""
     if not policy.is_routed:
         why = "this model has no routed layers that are known"
         raise UserError(_ROUTES_FIELD, type(policy.model).__name__, why, "set it to false")
-    return True
 
 
 def _note_routes(read: Sequence[tuple[Sequence[Row], int]], log: RoutingLog) -> None:

@@ -1,6 +1,6 @@
 """A replica of several ranks on Ray: one actor each, started, lost and ended together.
 
-The first rank is the replica that the controller calls; the others follow it. When one of them is
+The first rank is the replica that the controller calls; its other ranks follow. When one of them is
 lost, the rest of the replica is ended, and it is started again as any other replica.
 """
 
@@ -34,7 +34,7 @@ MakeSplit: TypeAlias = Callable[
 ]
 """`(replica, rank, number of ranks, rendezvous address, hears of errors) -> engine`.
 
-It returns an engine on the first rank; on the others it follows that one, and returns at its end.
+It returns an engine on the first rank; on other ranks it follows that one, and returns at its end.
 """
 _GRACE_S = 10.0
 """Seconds in which the controller ends the rest of a replica whose rank it has lost."""
@@ -115,7 +115,7 @@ class SplitReplicaHandle:
         folder = os.getcwd()
         self._is_over = False
         self._cause: BaseException | None = None
-        """Why a rank ended before the others."""
+        """Why a rank ended before the rest."""
         self._actors = [leader.remote(make, index, len(places), folder=folder, node=node)]
         self._leader = open_handle(self._actors[0], index, watch)
         address = self._actors[0].address.remote()

@@ -188,7 +188,7 @@ def make_replica_rank(
 ) -> RolloutEngine | None:
     """Build one rank's part of a replica's engine; called in its process.
 
-    The first rank has the engine; the others follow it until it ends, and have none.
+    The first rank has the engine; the other ranks follow it until it ends, and have none.
     """
     import_plugins(config.trainer.plugins)
     place = RankPlace(
