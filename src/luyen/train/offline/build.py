@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from luyen.base.rundir import RunDirectory
+from luyen.config.catalog import training_engine
 from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.plan import Placement, ranks_per_sequence, ranks_per_shard
 from luyen.config.schema.run import RunConfig
@@ -17,7 +18,7 @@ from luyen.engine.fsdp import Shardable
 from luyen.runtime.in_process import LocalWorkers, is_strict
 from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.offline import OfflineRoles, OfflineWorker
-from luyen.runtime.training import ModelsOnRanks
+from luyen.runtime.training import ModelsOnRanks, loads_on_host
 from luyen.telemetry.display import Display
 from luyen.train.builders.roles import actor_passes
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
@@ -82,19 +83,20 @@ def _ray_roles(config: RunConfig, where: Placement) -> OfflineRoles:
     from luyen.runtime.ray.pools import PoolFacts, plan_pools
 
     connection = connect()
-    from luyen.runtime.ray.actors import PlacedPools
+    from luyen.runtime.ray.actors import PlacedPools, wait_for_nodes
     from luyen.runtime.ray.ranks import RankGroup
 
     with ExitStack() as opened:
         opened.callback(connection.disconnect)
-        pools = plan_pools(PoolFacts.of(config, where), connection.nodes())
-        placed = PlacedPools(pools, timeouts=config.trainer.timeouts)
+        facts, timeouts = PoolFacts.of(config, where), config.trainer.timeouts
+        pools = plan_pools(facts, wait_for_nodes(facts, connection, timeouts))
+        placed = PlacedPools(pools, timeouts=timeouts)
         opened.callback(placed.free)
         watch = RoleMonitor()
         ranks: RankGroup[OfflineWorker] = RankGroup(
             partial(make_offline_rank, config, where.device),
             places=[placed.options(slot) for slot in pools.slots["actor"]],
-            timeouts=config.trainer.timeouts,
+            timeouts=timeouts,
             watch=watch,
             ranks_per_shard=ranks_per_shard(config),
         )
@@ -130,6 +132,9 @@ def make_offline_rank(
         device=device,
         rank=rank,
         sharded=shard,
+        on_host=loads_on_host(
+            training_engine(config.actor_rollout_ref.actor.strategy, ranks), device
+        ),
         here=engine.device,
         offloads_optimizer=engine.offload,
     )
