@@ -41,7 +41,7 @@ _INTRODUCING = re.compile(r"(?::|\b(?:is|was|says|said|writes|wrote|with|reads|c
 _SENTENCE = re.compile(r"[.!?;)][\"'\u201d\u2019*_`]*\s|```\w*")
 _WORD = re.compile(r",|[^\W_]+(?:['\u2019][a-z]+)?")
 _SPOKEN = re.compile(
-    r"[^\w.!?;\n]{0,6}(?:(?:is|was|are)\s+)?(?:what|all|only|its)\b|[!\s\"'*_)\]]{0,6}\?"
+    r"[^\w.!?;\n]{0,6}(?:(?:is|was|are)\s+)?(?:what|all|only|its|written|claimed)\b|[!\s\"'*_)\]]{0,6}\?"
     r"|.{0,60}?\b(?:claim|quot|wish|demand|sa(?:ys|id)\b|cries|writes|wrote|asks|wants)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -61,6 +61,13 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 """Before a verdict: that it is none."""
+_TOLD_BEFORE = re.compile(
+    r"(?<!\bi )\b(?:claims|wants|demands|says|said|writes|wrote|asks\s+for|requests|ends\s+with)"
+    r"(?:\W+(?:that|for|the|a|its|own|verdict|score|rating|is|of|only|just))*"
+    r"\W{0,6}\Z",
+    re.IGNORECASE,
+)
+"""Before a verdict: that another speaker gives it, whether the answer spells it so or not."""
 _TAKEN_BACK = re.compile(
     r"[\"'\u201d\u2019*_`)\]]{0,6}\s?\?"
     r"|\W{1,12}(?:wait|scratch (?:that|it)|strike that|on second thoughts?|forget (?:that|it)"
@@ -80,14 +87,15 @@ _MOST_LEADING = 6
 
 
 def is_taken_back(text: str, start: int, end: int) -> bool:
-    """Whether what stands around a verdict denies it, asks for it, or takes it back.
+    """Whether a verdict is denied, asked for, taken back, or told as that of others.
 
     Example:
         >>> is_taken_back("not a 7", 6, 7), is_taken_back("7?", 0, 1), is_taken_back("7!", 0, 1)
         (True, True, False)
     """
     before = text[max(start - _NEAR, 0) : start]
-    return _DENIED.search(before) is not None or _TAKEN_BACK.match(text, end) is not None
+    is_denied = _DENIED.search(before) or _TOLD_BEFORE.search(before)
+    return is_denied is not None or _TAKEN_BACK.match(text, end) is not None
 
 
 def taken_back(text: str) -> JudgeFault:
