@@ -55,21 +55,26 @@ _LABELLED = re.compile(
 )
 
 _DENIED = re.compile(
-    r"(?:\b(?:not|never|hardly|instead\s+of|rather\s+than|far\s+from)|n['\u2019]t)\W+"
+    r"(?:\b(?:not|never|hardly|instead\s+of|rather\s+than|far\s+from|at\s+(?:most|least)|less\s+than"
+    r"|more\s+than|up\s+to|not\s+even|for\s+example|such\s+as|scale\s+ends\s+at|(?:choices|options)\s+are)"
+    r"|n['\u2019]t)\W+"
     r"(?:(?:a|an|the|worth|quite|be|deserves?|give|get|it|this|that|it['\u2019]s|say|think|believe"
     r"|score|rating|verdict|is|of)\W+){0,5}\Z",
     re.IGNORECASE,
 )
-"""Before a verdict: that it is none."""
+"""Before a verdict: that it is none, a bound or an example."""
+_CONDITION = re.compile(r"(?:\A|[.!?\n]\s*)(?:if|unless|had|were)\b[^.!?\n]*\Z", re.IGNORECASE)
+"""The beginning of a sentence up to a verdict: that it holds under a condition."""
 _TOLD_BEFORE = re.compile(
-    r"(?<!\bi )\b(?:claims|wants|demands|says|said|writes|wrote|asks\s+for|requests|ends\s+with)"
-    r"(?:\W+(?:that|for|the|a|its|own|verdict|score|rating|is|of|only|just))*"
+    r"(?<!\bi )\b(?:claims|wants|demands|says|said|writes|wrote|asks\s+for|requests|ends\s+with"
+    r"|hopes\s+for|suggests|insists\s+on|argues|told\s+to\s+(?:write|give|say))"
+    r"(?:\W+(?:that|it|deserves|for|the|a|its|own|verdict|score|rating|is|of|only|just))*"
     r"\W{0,6}\Z",
     re.IGNORECASE,
 )
 """Before a verdict: that another speaker gives it, whether the answer spells it so or not."""
 _TAKEN_BACK = re.compile(
-    r"[\"'\u201d\u2019*_`)\]]{0,6}\s?\?"
+    r"[\"'\u201d\u2019*_`)\]]{0,6}\s?\?|\W{1,6}(?:would\s+(?:be|have)|minus\s+\d)"
     r"|\W{1,12}(?:wait|scratch (?:that|it)|strike that|on second thoughts?|forget (?:that|it)"
     r"|never ?mind|correction|i take (?:that|it) back)(?=\s*(?:[^\w\s]|\Z))",
     re.IGNORECASE,
@@ -94,7 +99,8 @@ def is_taken_back(text: str, start: int, end: int) -> bool:
         (True, True, False)
     """
     before = text[max(start - _NEAR, 0) : start]
-    is_denied = _DENIED.search(before) or _TOLD_BEFORE.search(before)
+    sentence = text[max(start - _LONGEST_LINE, 0) : start]
+    is_denied = _DENIED.search(before) or _TOLD_BEFORE.search(before) or _CONDITION.search(sentence)
     return is_denied is not None or _TAKEN_BACK.match(text, end) is not None
 
 
