@@ -13,6 +13,7 @@ from luyen.config.check import check
 from luyen.config.migrate.migrate import migrate as migrate_source
 from luyen.config.migrate.reader import MigrationRequest
 from luyen.config.migrate.report import Migration, migration_json, table_lines, yaml_text
+from luyen.data.first_rows import first_row_error
 
 
 def migrate(
@@ -71,7 +72,7 @@ def _write_new(path: Path, text: str) -> None:
 
 def _last_lines(output: Path, migration: Migration) -> Iterator[str]:
     """What has to be written by hand, and what `check` still says about the file."""
-    report = check([output], starts_a_run=False)
+    report = check([output], starts_a_run=False, row_error=first_row_error)
     left = [problem for problem in report.problems if problem.severity == "error"]
     yield ""
     yield f"Wrote {printable(str(output))}"
