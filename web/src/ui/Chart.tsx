@@ -21,6 +21,8 @@ interface Props {
   onStep?: (step: number) => void;
   onZoom?: (range: [number, number] | null) => void;
   legend?: boolean;
+  /** How a value is written; a plain number otherwise. */
+  format?: (value: Num) => string;
 }
 
 /** Curves differ by their dashes too, not by colour alone. */
@@ -72,26 +74,37 @@ function spread(_: uPlot, low: number | null, high: number | null): [number, num
   return [low - margin, high + margin];
 }
 
-function axes(): uPlot.Axis[] {
+/** The steps, which are whole numbers; one step alone lies in the middle. */
+function steps(_: uPlot, first: number | null, last: number | null): [number, number] {
+  if (first === null || last === null) return [0, 1];
+  return first === last ? [first - 1, last + 1] : [first, last];
+}
+
+/** Distances of the lines of an axis of steps. */
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((factor) => factor * 10 ** power)).flat();
+
+function axes(format: (value: Num) => string): uPlot.Axis[] {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--dim").trim();
   const grid = { stroke: style.getPropertyValue("--line").trim(), width: 1 };
   const font = `12px ${style.getPropertyValue("--font")}`;
   const shared = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font };
   return [
-    { ...shared, size: 32, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? number(tick) : "")) },
-    { ...shared, size: 58, space: 24, values: (_, ticks) => ticks.map((tick) => number(tick)) },
+    { ...shared, size: 32, incrs: WHOLE, values: (_, ticks) => ticks.map((tick) => number(tick)) },
+    { ...shared, size: 58, space: 24, values: (_, ticks) => ticks.map((tick) => format(tick)) },
   ];
 }
 
-function drawn(curves: Curve[], shape: ReturnType<typeof columns>): uPlot.Series[] {
+function drawn(curves: Curve[], shape: ReturnType<typeof columns>, format: (value: Num) => string): uPlot.Series[] {
   const ink = colours();
-  const series: uPlot.Series[] = [{ label: t("word.step") }];
+  const value = (_: uPlot, raw: number | null) => format(raw);
+  const series: uPlot.Series[] = [{ label: t("word.step"), value: (_, raw) => number(raw) }];
   curves.forEach((curve, i) => {
     const colour = ink[(curve.colour ?? i) % ink.length]!;
     series[shape.place[i]!] = {
       label: visible(curve.label),
       stroke: colour,
+      value,
       width: 1.75,
       dash: DASHES[i % DASHES.length],
       spanGaps: true,
@@ -105,7 +118,7 @@ function drawn(curves: Curve[], shape: ReturnType<typeof columns>): uPlot.Series
       [band.low, words[0]],
       [band.high, words[1]],
     ] as const) {
-      series[at] = { label: word, stroke: faded(colour), width: 0.5, points: { show: false }, spanGaps: true };
+      series[at] = { label: word, value, stroke: faded(colour), width: 0.5, points: { show: false }, spanGaps: true };
     }
   }
   return series;
@@ -123,7 +136,7 @@ export function summary(curve: Curve): string {
   });
 }
 
-export function Chart({ title, curves, height = 180, sync, onStep, onZoom, legend }: Props) {
+export function Chart({ title, curves, height = 180, sync, onStep, onZoom, legend, format = number }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const actions = useRef({ onStep, onZoom });
@@ -139,13 +152,13 @@ export function Chart({ title, curves, height = 180, sync, onStep, onZoom, legen
       {
         width: Math.max(box.clientWidth, 200),
         height,
-        series: drawn(curves, shape),
+        series: drawn(curves, shape, format),
         bands: shape.bands.map((band) => ({
           series: [band.high, band.low],
           fill: faded(ink[(curves[band.curve]!.colour ?? band.curve) % ink.length]!),
         })),
-        axes: axes(),
-        scales: { x: { time: false }, y: { range: spread } },
+        axes: axes(format),
+        scales: { x: { time: false, range: steps }, y: { range: spread } },
         legend: { show: legend ?? curves.length > 1, live: true },
         cursor: { sync: sync ? { key: sync } : undefined, drag: { x: true, y: false }, points: { size: 7 } },
         hooks: {
