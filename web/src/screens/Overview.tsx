@@ -81,7 +81,7 @@ function HeadlineChart(props: { run: string; head: Headline; series: Series; zoo
         title={label}
         curves={curves}
         height={160}
-        format={head.unit === "share" ? percent : undefined}
+        share={head.unit === "share"}
         sync={props.run}
         onStep={(step) => go(links.step(props.run, step))}
         onZoom={(range) => props.zoom(range && { start: range[0], end: range[1] })}

@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import type { Num, Series } from "../api/types";
-import { number, visible } from "../format";
+import { number, percent, visible } from "../format";
 import { t } from "../i18n";
 import { dark, language } from "../settings";
 
@@ -21,8 +21,8 @@ interface Props {
   onStep?: (step: number) => void;
   onZoom?: (range: [number, number] | null) => void;
   legend?: boolean;
-  /** How a value is written; a plain number otherwise. */
-  format?: (value: Num) => string;
+  /** Values are shares, from 0 to 1. */
+  share?: boolean;
 }
 
 /** Curves differ by their dashes too, not by colour alone. */
@@ -74,10 +74,18 @@ function spread(_: uPlot, low: number | null, high: number | null): [number, num
   return [low - margin, high + margin];
 }
 
+/** The same of shares, which are not below 0 or above 1. */
+function spreadShare(plot: uPlot, low: number | null, high: number | null): [number, number] {
+  if (low === high) return [0, 1];
+  const [from, to] = spread(plot, low, high);
+  return [Math.max(0, from), Math.min(1, to)];
+}
+
 /** The steps, which are whole numbers; one step alone lies in the middle. */
-function steps(_: uPlot, first: number | null, last: number | null): [number, number] {
-  if (first === null || last === null) return [0, 1];
-  return first === last ? [first - 1, last + 1] : [first, last];
+function steps({ data }: uPlot, first: number | null, last: number | null): [number, number] {
+  const known = data[0];
+  if (first === null || last === null || known.length === 0) return [0, 1];
+  return known.length === 1 ? [known[0]! - 1, known[0]! + 1] : [first, last];
 }
 
 /** Distances of the lines of an axis of steps. */
@@ -136,11 +144,12 @@ export function summary(curve: Curve): string {
   });
 }
 
-export function Chart({ title, curves, height = 180, sync, onStep, onZoom, legend, format = number }: Props) {
+export function Chart({ title, curves, height = 180, sync, onStep, onZoom, legend, share }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const actions = useRef({ onStep, onZoom });
   actions.current = { onStep, onZoom };
+  const format = share ? percent : number;
   const shape = useMemo(() => columns(curves), [curves]);
   const points = shape.data[0]?.length ?? 0;
   const key = `${dark.value}${language.value}${curves.map((curve) => `${curve.label}${curve.colour}`).join()}${shape.width}${height}`;
@@ -158,7 +167,7 @@ export function Chart({ title, curves, height = 180, sync, onStep, onZoom, legen
           fill: faded(ink[(curves[band.curve]!.colour ?? band.curve) % ink.length]!),
         })),
         axes: axes(format),
-        scales: { x: { time: false, range: steps }, y: { range: spread } },
+        scales: { x: { time: false, range: steps }, y: { range: share ? spreadShare : spread } },
         legend: { show: legend ?? curves.length > 1, live: true },
         cursor: { sync: sync ? { key: sync } : undefined, drag: { x: true, y: false }, points: { size: 7 } },
         hooks: {
