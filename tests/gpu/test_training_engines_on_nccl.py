@@ -27,14 +27,18 @@ pytestmark = [
     ),
 ]
 
+# Rows of the vocabulary are scored by kernels that read one weight: `Policy` refuses an adapter of
+# the output layer on a GPU.
+ON_GPU = {name: form for name, form in FORMS.items() if "lm_head" not in form.target_modules}
 
-@pytest.mark.parametrize("name", [*FORMS, *MORE_FORMS])
+
+@pytest.mark.parametrize("name", [*ON_GPU, *MORE_FORMS])
 def test_an_engine_on_nccl_learns_what_single_learns(tmp_path: Path, name: str):
     run_forms(tmp_path, {name: {**FORMS, **MORE_FORMS}[name]}, (4,))
     demand_conformance(tmp_path, name, 4)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ON_GPU)
 def test_two_ranks_on_nccl_learn_what_single_learns(tmp_path: Path, name: str):
     run_forms(tmp_path, {name: FORMS[name]}, (2,))
     demand_conformance(tmp_path, name, 2)

@@ -102,6 +102,37 @@ class _BatchInvariantLinear(torch.autograd.Function):
         return below, learned, flat.sum(0) if needs[2] else None
 
 
+def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """`x[i] @ weight[e].T` for the rows from `offsets[e]` to `offsets[e + 1]` of each expert.
+
+    The bits of a row do not depend on the other rows, nor on their number.
+    """
+    return _GroupedLinear.apply(x, weight, offsets)
+
+
+@final
+class _GroupedLinear(torch.autograd.Function):
+    """Our product forward. Gradients use the vendor's product, expert by expert."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+        from luyen.models.cuda.linear_kernels import grouped_rows
+
+        ctx.save_for_backward(x, weight, offsets)
+        return grouped_rows(x, weight, offsets)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Gradients of rows and weights."""
+        x, weight, offsets = ctx.saved_tensors
+        counts = offsets.diff().tolist()
+        parts = [*zip(grads[0].split(counts), x.split(counts), weight, strict=True)]
+        needs = ctx.needs_input_grad
+        below = torch.cat([grad @ own for grad, _, own in parts]) if needs[0] else None
+        learned = torch.stack([grad.t() @ rows for grad, rows, _ in parts]) if needs[1] else None
+        return below, learned, None
+
+
 @torch.no_grad()
 def is_uneven(shape: ProductShape, device: torch.device, product: Product = F.linear) -> bool:
     """Whether a row's bits were seen to depend on its place or on the number of rows.

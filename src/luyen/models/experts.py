@@ -1,8 +1,9 @@
 """Mixtures of experts: routing, products and sums in a fixed order, and a log of what was routed.
 
-On a CPU the experts of a token are the k likeliest, of equally likely ones those that come first;
-the rows of each expert are multiplied together, and a token adds its experts in the order in which
-they were chosen. So its bits depend on no other token. On a GPU the layers of transformers compute.
+The experts of a token are the k likeliest, of equally likely ones those that come first; the rows
+of each expert are multiplied together, and a token adds its experts in the order in which they were
+chosen. So its bits depend on no other token. On a GPU that need not be exact the layers of
+transformers compute.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,18 @@ from torch import Tensor, nn
 
 from luyen.base.errors import UserError
 from luyen.base.records import ExpertRoutes
-from luyen.models.batch_invariant import batch_invariant
-from luyen.models.batch_invariant_linear import few_rows_product
+from luyen.models.batch_invariant import batch_invariant, gather_rows
+from luyen.models.batch_invariant_linear import (
+    batch_invariant_linear,
+    few_rows_product,
+    grouped_linear,
+)
 from luyen.models.fused.packed_linear import Product
 
 ROUTING = "luyen_routing"
 """Forward keyword argument: the `RoutingLog` of a call, which every decoder layer gets."""
+_EXACT = "luyen_exact"
+"""Attribute of a routed layer and of its router: whether rows must not depend on each other."""
 _BLOCKS = ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
 
 # What routers decide.
@@ -194,6 +201,22 @@ def batch_invariant_experts(model: nn.Module) -> None:
                 layer.register_forward_pre_hook(note, with_kwargs=True)
 
 
+def choose_experts(model: nn.Module, *, is_exact: bool) -> None:
+    """On a GPU: let routed layers compute in a fixed order, or as transformers does."""
+    for block in routed_layers(model):
+        vars(block)[_EXACT] = is_exact
+        vars(block.get_submodule("gate"))[_EXACT] = is_exact
+
+
+def is_grouped(x: Tensor) -> bool:
+    """Whether rows are multiplied by kernels that know on the device alone whose they are."""
+    return x.is_cuda
+
+
+def _is_ours(module: nn.Module, x: Tensor) -> bool:
+    return not x.is_cuda or vars(module).get(_EXACT, False)
+
+
 def _hand_over(layer: nn.Module, _: Any, given: dict[str, Any], *, name: str, number: int) -> None:
     """Let a routed block see the log of its layer's call."""
     vars(layer.get_submodule(name))[ROUTING] = (given.get(ROUTING), number)
@@ -210,7 +233,7 @@ def _forward(self: Any, hidden_states: Tensor) -> Tensor:
             weights = _weights(self.gate, logits, experts)
         probability = torch.softmax(logits, -1, dtype=torch.float32)
         log.add(number, Routing(probability=probability, experts=experts))
-    compute = self.experts if x.is_cuda else partial(_in_order, self.experts)
+    compute = partial(_in_order, self.experts) if _is_ours(self, x) else self.experts
     made = compute(x, experts, weights)
     if "shared_expert" in dict(self.named_children()):
         # Qwen2-MoE: an expert that every token has, as far as a gate of its own lets it through.
@@ -222,10 +245,10 @@ def _forward(self: Any, hidden_states: Tensor) -> Tensor:
 def _route_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, weights and experts of each token, as the router of transformers returns them."""
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
-    if x.is_cuda:
+    if not _is_ours(self, x):
         plain: Any = type(self).forward
         return plain(self, x)
-    logits = few_rows_product(str(x.dtype).removeprefix("torch."))(x, self.weight, None)
+    logits = _row_product(x)(x, self.weight, None)
     experts = route(logits, self.top_k).experts
     return logits, _weights(self, logits, experts), experts
 
@@ -241,13 +264,35 @@ def _weights(gate: Any, logits: Tensor, experts: Tensor) -> Tensor:
 
 def _in_order(experts: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """The weighted outputs of each token's experts, added in the order of `chosen`."""
-    made = _outputs(experts, x, chosen, few_rows_product(str(x.dtype).removeprefix("torch.")))
+    made = (_grouped_outputs if is_grouped(x) else _outputs)(experts, x, chosen)
     parts = zip(weights.unbind(-1), made, strict=True)
     return _sum_in_order([weight[:, None] * part for weight, part in parts]).to(x.dtype)
 
 
-def _outputs(experts: Any, x: Tensor, chosen: Tensor, product: Product) -> Sequence[Tensor]:
+def _row_product(x: Tensor) -> Product:
+    """A product whose rows do not depend on each other, for numbers of this type here."""
+    if is_grouped(x):
+        return batch_invariant_linear
+    return few_rows_product(str(x.dtype).removeprefix("torch."))
+
+
+def _grouped_outputs(experts: Any, x: Tensor, chosen: Tensor) -> Sequence[Tensor]:
+    """As `_outputs`; the host never waits, so that a graph can hold the calls."""
+    k = chosen.shape[-1]
+    by_expert, order = chosen.flatten().sort(stable=True)
+    each = torch.arange(experts.num_experts + 1, device=x.device)
+    offsets = torch.searchsorted(by_expert, each)
+    up = grouped_linear(gather_rows(x, order // k), experts.gate_up_proj, offsets)
+    gate, value = up.chunk(2, -1)
+    made = grouped_linear(experts.act_fn(gate) * value, experts.down_proj, offsets)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return made.index_select(0, back).unflatten(0, (-1, k)).unbind(1)
+
+
+def _outputs(experts: Any, x: Tensor, chosen: Tensor) -> Sequence[Tensor]:
     """`[tok, hidden]` of each token's first expert, of its second, and so on."""
+    product = _row_product(x)
     k = chosen.shape[-1]
     by_expert, order = chosen.flatten().sort(stable=True)
     counts = torch.bincount(by_expert, minlength=experts.num_experts).tolist()

@@ -14,7 +14,13 @@ from luyen.base.errors import UserError
 from luyen.models.attention import AttentionContext, use_our_attention
 from luyen.models.batch_invariant import batch_invariant_modules, gather_rows
 from luyen.models.batch_invariant_linear import batch_invariant_few_rows, choose_products
-from luyen.models.experts import ROUTING, RoutingLog, batch_invariant_experts, routed_layers
+from luyen.models.experts import (
+    ROUTING,
+    RoutingLog,
+    batch_invariant_experts,
+    choose_experts,
+    routed_layers,
+)
 from luyen.models.fused.patch import FusedReport, fuse_layers
 from luyen.models.head import Head, TokenScores, likeliest_targets, score
 from luyen.models.hf_loading import no_warnings
@@ -194,6 +200,7 @@ class Policy(nn.Module):
         self._is_exact = value
         if self.is_packed and self.device.type == "cuda":
             choose_products(self.model, is_exact=value)
+            choose_experts(self.model, is_exact=value)
 
     @property
     def is_routed(self) -> bool:

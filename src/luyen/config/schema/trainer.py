@@ -53,7 +53,10 @@ class TimeoutsConfig(Block):
     """On Ray: seconds after which processes and devices are no longer waited for."""
 
     devices_s: float = key(
-        120.0, "Most seconds until the devices of the run are free on the cluster.", gt=0
+        120.0,
+        "Most seconds until nodes with the devices of the run have joined the cluster, and most "
+        "seconds until these are free.",
+        gt=0,
     )
     start_s: float = key(
         600.0,

@@ -140,3 +140,91 @@ def usual_tile(rows: int, columns: int, dtype: torch.dtype) -> dict[str, int]:
         if -(-rows // tile["TILE_M"]) * -(-columns // tile["TILE_N"]) >= _FULL:
             return tile
     return tiles[-2]
+
+
+# Products of experts: each row has a weight of its own among several, and rows of one weight are
+# next to each other. How many there are of each is known to the device alone.
+
+
+@triton.jit
+def _grouped_product(
+    x,
+    weight,
+    out,
+    columns,
+    depth,
+    tile_expert,
+    tile_start,
+    offsets,
+    x_stride,
+    expert_stride,
+    weight_stride,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One tile of the rows of one expert; programs beyond the last tile have nothing to do."""
+    expert = tl.load(tile_expert + tl.program_id(0))
+    first = tl.load(tile_start + tl.program_id(0))
+    end = tl.load(offsets + expert + 1)
+    if first < end:
+        row = first + tl.arange(0, TILE_M)
+        column = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
+        place = tl.arange(0, STEP)
+        x_row = tl.where(row < end, row, first).to(tl.int64)
+        weight_row = tl.where(column < columns, column, 0).to(tl.int64)
+        own = weight + expert.to(tl.int64) * expert_stride
+        x_at = x + x_row[:, None] * x_stride + place[None, :]
+        weight_at = own + weight_row[None, :] * weight_stride + place[:, None]
+        total = tl.zeros([TILE_M, TILE_N], tl.float32)
+        for start in range(0, depth, STEP):
+            is_there = place < depth - start
+            left = tl.load(x_at, mask=is_there[None, :], other=0.0)
+            right = tl.load(weight_at, mask=is_there[:, None], other=0.0)
+            total = tl.dot(left, right, acc=total, input_precision="ieee")
+            x_at += STEP
+            weight_at += STEP
+        at = out + row.to(tl.int64)[:, None] * columns + column[None, :]
+        mask = (row < end)[:, None] & (column < columns)[None, :]
+        tl.store(at, total.to(out.dtype.element_ty), mask=mask)
+
+
+def grouped_rows(
+    x: Tensor, weight: Tensor, offsets: Tensor, *, tile: dict[str, Any] | None = None
+) -> Tensor:
+    """`x[i] @ weight[e].T` for the rows from `offsets[e]` to `offsets[e + 1]` of each expert.
+
+    A row's bits depend on that row and its weight only. `offsets` stays on the device. Another
+    `tile` than the usual one gives the same bits.
+    """
+    assert x.dtype == weight.dtype, "the product of two types is not defined here"
+    assert weight.stride(2) == 1
+    (rows, depth), (experts, columns, _) = x.shape, weight.shape
+    out = x.new_empty(rows, columns)
+    if not rows:
+        return out
+    tile = tile or usual_tile(-(-rows // experts), columns, x.dtype)
+    height = tile["TILE_M"]
+    # Each expert may leave one tile unfilled.
+    tiles = torch.arange(-(-rows // height) + experts, device=x.device)
+    ends = ((offsets.diff() + height - 1) // height).cumsum(0)
+    expert = torch.searchsorted(ends, tiles, right=True).clamp_(max=experts - 1)
+    before = torch.where(expert > 0, ends[(expert - 1).clamp(min=0)], 0)
+    start = offsets[expert] + (tiles - before) * height
+    x = x.contiguous()
+    _grouped_product[(len(tiles), -(-columns // tile["TILE_N"]))](
+        x,
+        weight,
+        out,
+        columns,
+        depth,
+        expert,
+        start,
+        offsets,
+        x.stride(0),
+        weight.stride(0),
+        weight.stride(1),
+        **tile,
+        **EXACT,
+    )
+    return out

@@ -15,14 +15,24 @@ from luyen.base.errors import UserError
 from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.rollout.protocol import RolloutEngine
 from luyen.runtime.monitoring import CallResult, RoleMonitor, unwrap_result
+from luyen.runtime.ray.cluster import Connection
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.health import PROCESS_GONE, failure_reason, is_object_lost
 from luyen.runtime.ray.messages import ProcessDied, RanksLost, RemoteError, ReplyCallback
-from luyen.runtime.ray.pools import Device, DevicePools, Slot
+from luyen.runtime.ray.pools import (
+    Device,
+    DevicePools,
+    NodeOffer,
+    PoolFacts,
+    Slot,
+    has_room,
+)
 from luyen.runtime.ray.replica import ReplicaProcess
 from luyen.runtime.ray.replica_ranks import MakeSplit, SplitReplicaHandle
+from luyen.telemetry.output import say
 
 _ONE_CORE: Mapping[str, Any] = {"num_cpus": 1}
+_NODES_POLL_S = 1.0
 
 
 def start_engines(
@@ -126,7 +136,28 @@ def _meaning(error: BaseException) -> BaseException:
     return error
 
 
-# Placement groups of the device pools.
+# Nodes, and the placement groups of the device pools.
+
+
+def wait_for_nodes(
+    facts: PoolFacts, connection: Connection, timeouts: TimeoutsConfig
+) -> Sequence[NodeOffer]:
+    """Living nodes, as soon as they have the devices of a run, or after `devices_s`.
+
+    Nodes may still join a cluster that others started, or replace one that was lost; a cluster of
+    this process stays as it is.
+    """
+    until = time.monotonic() + timeouts.devices_s
+    nodes = connection.nodes()
+    if not connection.is_own and not has_room(facts, nodes):
+        say(
+            f"waiting up to {timeouts.devices_s:.0f} s (trainer.timeouts.devices_s) for nodes: "
+            f"{len(nodes)} of the cluster have too few devices for this run"
+        )
+    while not (connection.is_own or has_room(facts, nodes) or time.monotonic() > until):
+        time.sleep(_NODES_POLL_S)
+        nodes = connection.nodes()
+    return nodes
 
 
 @final

@@ -203,7 +203,9 @@ def plan_pools(facts: PoolFacts, nodes: Sequence[NodeOffer]) -> DevicePools:
         fix = "set reward.reward_model.nnodes and n_gpus_per_node"
         raise UserError(_FIELDS[REWARD][0], each, why, fix)
     pools = sorted(pools_of(facts), key=lambda pool: -pool.groups[0])
-    _refuse_shortage(facts.device, pools, nodes)
+    lack = _shortage(facts.device, pools, nodes)
+    if lack is not None:
+        raise lack
     return DevicePools(device=facts.device, pools=tuple(pools), slots=_slots(facts))
 
 
@@ -278,10 +280,22 @@ def _whole(pool: str, groups: tuple[int, ...]) -> tuple[Slot, ...]:
     )
 
 
-def _refuse_shortage(
+def has_room(facts: PoolFacts, nodes: Sequence[NodeOffer]) -> bool:
+    """Whether every group of the pools finds a node with enough devices.
+
+    Example:
+        >>> facts = PoolFacts(device="cpu", nnodes=2, per_node=1, replicas=2)
+        >>> has_room(facts, [NodeOffer(name="a", cpus=1)])
+        False
+    """
+    pools = sorted(pools_of(facts), key=lambda pool: -pool.groups[0])
+    return _shortage(facts.device, pools, nodes) is None
+
+
+def _shortage(
     device: Device, pools: Sequence[DevicePool], nodes: Sequence[NodeOffer]
-) -> None:
-    """Raise a UserError unless every group fits on a node, the largest first."""
+) -> UserError | None:
+    """What the nodes lack for the groups, placed the largest first; None: nothing."""
     free = {node.name: node.devices(device) for node in nodes}
     for pool in pools:
         for number, size in enumerate(pool.groups, 1):
@@ -301,7 +315,8 @@ def _refuse_shortage(
                 f"{sum(p.devices for p in pools)}. There are: {there}; in all {total}. Group "
                 f"{number} of {pool.name} finds no node with {size} left"
             )
-            raise UserError(field, size, why, fix)
+            return UserError(field, size, why, fix)
+    return None
 
 
 def _unit(device: Device) -> str:

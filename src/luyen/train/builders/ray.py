@@ -58,13 +58,14 @@ def build_ray_roles(
     """Start ranks, replicas and the reward model on a cluster; on an error all are released."""
     connection = connect(store_bytes=STORE_BYTES * count_weight_versions(config.trainer))
     # Imported here: `connect` has checked that ray is installed.
-    from luyen.runtime.ray.actors import PlacedPools
+    from luyen.runtime.ray.actors import PlacedPools, wait_for_nodes
     from luyen.runtime.ray.roles import ray_roles
 
     with ExitStack() as opened:
         opened.callback(connection.disconnect)
-        pools = plan_pools(PoolFacts.of(config, where), connection.nodes())
-        placed = PlacedPools(pools, timeouts=config.trainer.timeouts)
+        facts, timeouts = PoolFacts.of(config, where), config.trainer.timeouts
+        pools = plan_pools(facts, wait_for_nodes(facts, connection, timeouts))
+        placed = PlacedPools(pools, timeouts=timeouts)
         opened.callback(placed.free)
         places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
         groups, engines = _start_processes(config, needs, where, places, opened)

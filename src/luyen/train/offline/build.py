@@ -82,19 +82,20 @@ def _ray_roles(config: RunConfig, where: Placement) -> OfflineRoles:
     from luyen.runtime.ray.pools import PoolFacts, plan_pools
 
     connection = connect()
-    from luyen.runtime.ray.actors import PlacedPools
+    from luyen.runtime.ray.actors import PlacedPools, wait_for_nodes
     from luyen.runtime.ray.ranks import RankGroup
 
     with ExitStack() as opened:
         opened.callback(connection.disconnect)
-        pools = plan_pools(PoolFacts.of(config, where), connection.nodes())
-        placed = PlacedPools(pools, timeouts=config.trainer.timeouts)
+        facts, timeouts = PoolFacts.of(config, where), config.trainer.timeouts
+        pools = plan_pools(facts, wait_for_nodes(facts, connection, timeouts))
+        placed = PlacedPools(pools, timeouts=timeouts)
         opened.callback(placed.free)
         watch = RoleMonitor()
         ranks: RankGroup[OfflineWorker] = RankGroup(
             partial(make_offline_rank, config, where.device),
             places=[placed.options(slot) for slot in pools.slots["actor"]],
-            timeouts=config.trainer.timeouts,
+            timeouts=timeouts,
             watch=watch,
             ranks_per_shard=ranks_per_shard(config),
         )

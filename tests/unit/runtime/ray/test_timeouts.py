@@ -31,7 +31,9 @@ def raise_timeouts(*_: Any, timeouts: Any, **__: Any) -> Any:
 
 
 class Connected:
-    """A cluster of one node."""
+    """A cluster of one node, which others started."""
+
+    is_own = False
 
     def nodes(self) -> tuple[Any, ...]:
         from luyen.runtime.ray.pools import NodeOffer
@@ -132,3 +134,49 @@ def test_devices_that_are_not_free_are_waited_for_as_long_as_the_key_says(
     with pytest.raises(UserError, match="was not free within 11 s"):
         actors.PlacedPools(pools, timeouts=SET)
     assert waited == [11]
+
+
+class Growing:
+    """A cluster with one node more, of two cores, each time that it is looked at."""
+
+    def __init__(self, *, is_own: bool = False) -> None:
+        self.is_own = is_own
+        self.looks = 0
+
+    def nodes(self) -> tuple[Any, ...]:
+        from luyen.runtime.ray.pools import NodeOffer
+
+        self.looks += 1
+        return tuple(NodeOffer(name=f"n{i}", cpus=2) for i in range(self.looks))
+
+
+TWO_NODES = PoolFacts(device="cpu", nnodes=2, per_node=2, replicas=4)
+
+
+def test_nodes_that_are_not_there_yet_are_waited_for_and_the_user_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from luyen.runtime.ray import actors
+
+    monkeypatch.setattr(actors, "_NODES_POLL_S", 0.0)
+    growing: Any = Growing()
+    nodes = actors.wait_for_nodes(TWO_NODES, growing, SET)
+    assert plan_pools(TWO_NODES, nodes).slots["actor"]
+    assert growing.looks == 2
+    words = capsys.readouterr()
+    assert "waiting up to 11 s (trainer.timeouts.devices_s) for nodes" in words.out + words.err
+
+
+def test_nodes_are_not_waited_for_beyond_the_key_nor_in_a_cluster_that_cannot_grow(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    from luyen.runtime.ray import actors
+
+    monkeypatch.setattr(actors, "_NODES_POLL_S", 0.0)
+    one: Any = Growing(is_own=True)
+    assert len(actors.wait_for_nodes(TWO_NODES, one, SET)) == 1
+    fixed: Any = Connected()
+    short = TimeoutsConfig(devices_s=0.05)
+    nine = PoolFacts(device="cpu", nnodes=1, per_node=9, replicas=9)
+    with pytest.raises(UserError, match="the cluster has too few cores"):
+        plan_pools(nine, actors.wait_for_nodes(nine, fixed, short))
