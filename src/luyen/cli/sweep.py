@@ -115,7 +115,7 @@ def run_with_signals(command: Sequence[str]) -> int:
     A terminal signals both by itself.
     """
     process = subprocess.Popen(command)
-    if not hasattr(signal, "sigtimedwait"):
+    if sys.platform == "darwin":  # it cannot wait for a signal
         return process.wait()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
