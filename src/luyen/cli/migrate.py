@@ -44,6 +44,8 @@ def migrate(
         raise UserError("--output", str(output), "it exists", "choose another name")
     migration = migrate_source(MigrationRequest(text=source, output=output, devices=devices))
     text = yaml_text(migration)
+    if output is not None:  # first: a reader such as `head` may close standard output
+        _write_new(output, text)
     if as_json:
         typer.echo(json.dumps({**migration_json(migration), "yaml": text}, indent=2, default=str))
     else:
@@ -51,11 +53,9 @@ def migrate(
             typer.echo(line, err=output is None)
     if output is None and not as_json:
         typer.echo(text, nl=False)
-    if output is not None:
-        _write_new(output, text)
-        if not as_json:
-            for line in _last_lines(output, migration):
-                typer.echo(line)
+    if output is not None and not as_json:
+        for line in _last_lines(output, migration):
+            typer.echo(line)
 
 
 def _write_new(path: Path, text: str) -> None:
