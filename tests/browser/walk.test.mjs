@@ -33,6 +33,21 @@ async function walk(options, steps) {
   }
 }
 
+/** Lists of the page, the tab of a run: what a person must not have to look for beyond an edge. */
+function cutOff() {
+  const found = [];
+  for (const table of document.querySelectorAll("table.runs")) {
+    const box = table.parentElement;
+    if (box.scrollWidth > box.clientWidth) found.push(`table.${table.className} by ${box.scrollWidth - box.clientWidth} px`);
+  }
+  const chosen = document.querySelector(".tabs [aria-current]");
+  if (chosen) {
+    const [one, bar] = [chosen.getBoundingClientRect(), chosen.parentElement.getBoundingClientRect()];
+    if (one.left < bar.left - 1 || one.right > bar.right + 1) found.push(`the tab ${chosen.textContent}`);
+  }
+  return found;
+}
+
 async function seriousFaults(page) {
   await page.evaluate(readFileSync(AXE, "utf8"));
   const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
@@ -52,6 +67,8 @@ for (const [language, theme, width] of [
         assert.deepEqual(await seriousFaults(page), [], name);
         const over = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
         assert.ok(over <= 0, `${name} is ${over} px wider than the screen`);
+        const cut = await page.evaluate(cutOff);
+        assert.deepEqual(cut, [], `${name} has parts that are cut off`);
       }
     });
   });
@@ -82,6 +99,20 @@ test("a verdict, curves of the run and the time of its phases are on the overvie
     assert.equal(Number(await card.locator(".last").textContent()), Number(reward.last.toPrecision(4)));
     assert.ok((await page.locator(".chart canvas").count()) >= 5);
     assert.ok((await page.locator(".shares li").count()) >= 3);
+  });
+});
+
+test("curves of a large file, of which the first part was read, are asked for again", async () => {
+  await walk({}, async (page) => {
+    let asked = 0;
+    await page.route("**/series?*", async (route) => {
+      asked += 1;
+      const response = await route.fetch();
+      const json = await response.json();
+      await route.fulfill({ response, json: { ...json, is_whole: asked > 1, pending: false } });
+    });
+    await show(page, `#/run/${ids.quickstart}`);
+    await page.waitForResponse((one) => one.url().includes("/series?") && asked > 1);
   });
 });
 

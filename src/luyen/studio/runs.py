@@ -123,15 +123,21 @@ def fixed_facts(run: RunDirectory) -> FixedFacts:
             created=str(manifest.get("created") or ""),
             best_metric=trainer.get("best_metric"),
         )
-    except (
-        UserError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        ArithmeticError,
-    ) as error:
-        return FixedFacts(run="?", damage=str(error.why if isinstance(error, UserError) else error))
+    except UserError as error:
+        return FixedFacts(run="?", damage=damage_of(error))
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        return FixedFacts(run="?", damage=str(error))
+
+
+def damage_of(error: UserError) -> str:
+    """What is wrong with a file of a run, and which file it is.
+
+    Example:
+        >>> damage_of(UserError("file", "runs/a/manifest.json", "it is missing", "restore it"))
+        'manifest.json: it is missing'
+    """
+    is_file = error.field == "file" and isinstance(error.value, str | Path)
+    return f"{Path(error.value).name}: {error.why}" if is_file else error.why
 
 
 def facts_now(run: RunDirectory, fixed: FixedFacts, *, size: int, changed: str) -> RunFacts:
@@ -285,7 +291,8 @@ class MissingPart:
 def missing_parts(run: RunDirectory) -> list[MissingPart]:
     """Missing parts of a run; unreadable files are not used as evidence.
 
-    A step writes its rollouts, its digest, its metrics and its checkpoint, in this order. Files are
+    A step writes its digest, its metrics and its checkpoint, in this order, and its rollouts in a
+    thread that has ended before the digest of the next step and before the checkpoint. Files are
     read in an order in which a running process causes no false positives.
     """
     try:
@@ -297,12 +304,13 @@ def missing_parts(run: RunDirectory) -> list[MissingPart]:
         keeps = run.metrics.is_file() or _keeps_metrics(run)
     except UserError:
         return []
-    lost = (digested - after) - _unsure(digested, saved) if keeps else set[int]()
+    unsure = _unsure(digested, saved)
+    lost = (digested - after) - unsure if keeps else set[int]()
     return [
         *_lines(run.digests, before - digested if digested else set(), run.metrics),
         *_whole_file(run.digests, bool(chained and not digested)),
         *_lines(run.metrics, lost, run.digests),
-        *_rollouts(run, with_rollouts),
+        *_rollouts(run, with_rollouts - unsure),
     ]
 
 
@@ -327,9 +335,9 @@ def _rollouts(run: RunDirectory, steps: set[int]) -> Iterator[MissingPart]:
 
 
 def _unsure(digested: set[int], saved: tuple[int, ...]) -> set[int]:
-    """The last digest, whose metrics may be missing because the process was killed in between.
+    """The last digest, whose metrics and rollouts the process may not have written yet, or never.
 
-    Empty if there is a checkpoint of the step, which is written after both.
+    Empty if there is a checkpoint of the step, which is written after them.
     """
     return {max(digested)} - set(saved) if digested else set()
 

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import html
 import mimetypes
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -47,6 +48,9 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _SCAN_S = 2.0
+_SWITCH_S = 0.0005
+"""Seconds after which a thread gives the interpreter to one that waits for it. An answer passes it
+between threads many times; with the default of 5 ms, background reading delayed each of them."""
 Scope = dict[str, Any]
 AsgiApp = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Any]
 
@@ -134,6 +138,7 @@ def run_studio(
     access = StudioAccess(port=opened.getsockname()[1])
     address = access.url(url_of(opened))
     app = build_app(Studio(options), access)
+    sys.setswitchinterval(_SWITCH_S)
 
     def ready() -> None:
         announce(address)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from luyen.base.digests import BEGINNING, STAGES, DigestFile, hash_value, link
 from luyen.base.rundir import RunDirectory
 from luyen.cli.main import app
+from luyen.studio.runs import missing_parts
 
 MANIFEST = {"versions": {"torch": "2.13.0"}, "datasets": {"train": "ab"}}
 
@@ -93,3 +94,15 @@ def test_what_cannot_be_compared_gives_2(tmp_path: Path):
     (other / "digests.jsonl").write_text("{}\n")
     code, said = diff(one, other)
     assert (code, "line 1" in said) == (2, True)
+
+
+def test_rollouts_of_the_last_step_may_be_unwritten(tmp_path: Path):
+    """A thread writes them: a run that goes on, or was killed, may have the digest alone."""
+    made = RunDirectory(run(tmp_path / "a"))
+    made.rollouts(1).parent.mkdir(exist_ok=True)
+    made.rollouts(1).touch()
+    made.rollouts(2).touch()
+    assert missing_parts(made) == []
+    made.rollouts(2).unlink()
+    [gone] = missing_parts(made)
+    assert (gone.path.name, "more" in gone.why) == ("step_000002.parquet", False)

@@ -105,6 +105,8 @@ def test_a_damaged_run_is_listed_with_what_is_wrong(tmp_path: Path):
     found = facts(tmp_path)
     assert found.state == "damaged"
     assert "not as it was written" in found.note
+    run.manifest.write_text('{"format": 1')
+    assert facts(tmp_path).note.startswith("manifest.json: it is damaged: ")
 
 
 def test_runs_stand_in_the_order_they_were_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -186,6 +189,22 @@ def test_a_table_reads_only_what_was_appended(tmp_path: Path):
     file.unlink()
     table.refresh()
     assert table.names == []
+
+
+def test_a_large_file_is_read_on_in_the_background_and_nobody_waits(tmp_path: Path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(metrics_line(step, {"a": 1.0, "b": 2.0}) for step in range(1, 6001)))
+    table = MetricColumns(file)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        gate = threading.Event()
+        pool.submit(gate.wait)
+        table.follow(pool, wait_s=0.0)
+        begun = time.monotonic()
+        table.follow(pool, wait_s=60.0)
+        assert (table.is_whole, time.monotonic() - begun < 30.0) == (False, True)
+        gate.set()
+        until(lambda: table.is_whole)
+    assert table.last_step == 6000
 
 
 def test_a_table_of_many_lines_is_bounded_and_keeps_means_and_peaks(tmp_path: Path):

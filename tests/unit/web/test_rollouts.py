@@ -1,7 +1,10 @@
 """The table of rollouts, one rollout, and its group."""
 
 import math
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -12,6 +15,7 @@ import pytest
 
 from luyen.base.records import CallStatus, StopReason, ToolCall
 from luyen.base.rundir import RunDirectory
+from luyen.studio.screens.rollout_index import RolloutIndex
 from luyen.studio.token_file import TokenNumbers, write_token_numbers
 from luyen.telemetry.rollout_files import RecordedRollout, write_rollouts
 from tests.unit.studio.run_files import rollout
@@ -226,6 +230,33 @@ def test_what_is_not_there_is_refused(client: Client, path: str, status: int):
     reply = client.ask(f"/api/v1/runs/{client.only_run()}/{path}")
     assert reply.status == status
     assert reply.json["error"]["message"]
+
+
+def test_while_an_index_is_built_the_requests_after_the_first_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for step in (1, 2):
+        write_rollouts(tmp_path / f"step_{step:06d}.parquet", step_rows(step), step=step)
+    index, gate, read = RolloutIndex(tmp_path), threading.Event(), RolloutIndex.read
+
+    def slowly(step: int) -> None:
+        if step == 1:  # the newest is read first
+            gate.wait(120)
+        read(index, step)
+
+    monkeypatch.setattr(index, "read", slowly)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        index.follow(pool, wait_s=1.0)
+        begun = time.monotonic()
+        for _ in range(100):
+            index.follow(pool, wait_s=1.0)
+        assert (time.monotonic() - begun < 50.0, index.steps, index.indexed_steps) == (
+            True,
+            [1, 2],
+            1,
+        )
+        gate.set()
+    assert index.indexed_steps == 2
 
 
 def old_file(path: Path, rows: list[RecordedRollout]) -> None:

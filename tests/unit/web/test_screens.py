@@ -37,7 +37,7 @@ def begin(root: Path, name: str, *, estimator: str = "grpo", weights: int = 3) -
     ]  # fmt: skip
     run.metrics.write_text("".join(metrics_line(i + 1, v) for i, v in enumerate(values)))
     chain, digests = BEGINNING, DigestFile(run.digests)
-    for step in (1, 2, 3):
+    for step in (0, 1, 2, 3):  # 0: a validation before training
         stages = {"rollouts": hash_value(step), "weights": hash_value(min(step, weights))}
         digest = link(chain, step=step, stages=stages)
         digests.write(digest)

@@ -88,6 +88,8 @@ export interface SeriesAnswer {
   series: Record<string, Series>;
   /** Intervals are still being read. */
   pending?: boolean;
+  /** Whether the file of metrics was read to its end. */
+  is_whole?: boolean;
 }
 
 export interface Span {

@@ -56,6 +56,8 @@ const vi: Record<string, string> = {
   "The policy becomes noise.": "Policy đang trở thành nhiễu.",
   "The loss of the critic grows by an order of magnitude.": "Hàm mất mát của critic tăng gấp khoảng mười lần.",
   "The critic predicts returns worse than their mean would.": "Critic dự đoán return kém hơn cả giá trị trung bình của chúng.",
+  // where a value comes from
+  "command line": "dòng lệnh",
   // verdicts
   "The run has not finished a step.": "Lượt chạy chưa hoàn tất bước nào.",
   // why an advantage is 0
@@ -86,9 +88,13 @@ const vi: Record<string, string> = {
 
 const NUMBER = /-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?/g;
 
+/** What follows is the message of a reader, which is in English. */
+const UNJUDGED = "The run cannot be judged: ";
+
 /** A sentence of the server in the language of the page, where it is known. */
 export function told(sentence: string): string {
   if (language.value !== "vi") return sentence;
+  if (sentence.startsWith(UNJUDGED)) return `Không đánh giá được lượt chạy: ${sentence.slice(UNJUDGED.length)}`;
   const values: string[] = [];
   const found = vi[sentence.replace(NUMBER, (value) => (values.push(value), "{}"))];
   return found === undefined ? sentence : found.replace(/\{\}/g, () => values.shift() ?? "");

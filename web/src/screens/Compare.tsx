@@ -12,21 +12,25 @@ import { JsonLink } from "../ui/LongText";
 import { Progress, RunState } from "../ui/RunState";
 import { Empty, Failure, Loaded, Loading, Notice } from "../ui/State";
 
-const FIRST = ["reward/mean", "critic/rewards/mean", "val/reward/mean", "actor/entropy", "response_length/mean", "actor/grad_norm"];
+const FIRST = ["reward/mean", "val/accuracy", "actor/entropy", "response_length/mean", "actor/ref_kl", "actor/grad_norm"];
+const MOST_FIRST = 6;
+const PAUSE_MS = 2000;
 
 /** Some curves to begin with: known names first, then those whose name says reward or loss. */
 function beginning(names: string[]): string[] {
   const known = FIRST.filter((name) => names.includes(name));
   const likely = names.filter((name) => /reward|score|loss|entropy|kl|length|grad_norm/.test(name) && !known.includes(name));
-  return [...known, ...likely].slice(0, 4);
+  return [...known, ...likely].slice(0, MOST_FIRST);
 }
 
 function useCurves(data: Data, names: string[]) {
   const [curves, setCurves] = useState<Record<string, Curve[]> | null>(null);
   const [error, setError] = useState<ApiError | null>(null);
+  const [asks, setAsks] = useState(0);
   const key = [...data.runs.map((run) => run.id), ...names].join("|");
   useEffect(() => {
     const abort = new AbortController();
+    let later = 0;
     const asked = data.runs.map((run) =>
       get<SeriesAnswer>(withQuery(`/runs/${encodeURIComponent(run.id)}/series`, { name: names, points: 800 }), abort.signal),
     );
@@ -42,6 +46,8 @@ function useCurves(data: Data, names: string[]) {
         }
         setCurves(found);
         setError(null);
+        // of a large file the first part is shown while the rest is read
+        if (answers.some((one) => one.is_whole === false)) later = window.setTimeout(() => setAsks((count) => count + 1), PAUSE_MS);
       },
       (problem: unknown) => {
         if (abort.signal.aborted) return;
@@ -49,8 +55,11 @@ function useCurves(data: Data, names: string[]) {
         else throw problem;
       },
     );
-    return () => abort.abort();
-  }, [key]);
+    return () => {
+      abort.abort();
+      window.clearTimeout(later);
+    };
+  }, [key, asks]);
   return { curves, error };
 }
 

@@ -62,7 +62,7 @@ function Digests({ run, data }: { run: string; data: Data }) {
             <td class="num">
               <a href={links.step(run, one.step)}>{number(one.step)}</a>
             </td>
-            <td>
+            <td class="chain" title={one.chain}>
               <code>{one.chain}</code>
             </td>
             <td>

@@ -10,7 +10,12 @@ import { useRun } from "./Run";
 
 const SIZES = [200, 1000, 5000];
 
-export function LogLines({ answer }: { answer: Answer<{ lines: string[] }> }) {
+interface Lines {
+  lines: string[];
+  source?: string;
+}
+
+export function LogLines({ answer }: { answer: Answer<Lines> }) {
   const box = useRef<HTMLPreElement>(null);
   useEffect(() => {
     // stays at the end while lines are added, and where a person scrolled to otherwise
@@ -24,7 +29,7 @@ export function LogLines({ answer }: { answer: Answer<{ lines: string[] }> }) {
     <Loaded answer={answer}>
       {(data) =>
         data.lines.length === 0 ? (
-          <Empty title={t("log.empty")} />
+          <Empty title={t("log.empty")}>{data.source === "notes" ? <p>{t("log.elsewhere")}</p> : null}</Empty>
         ) : (
           <pre ref={box} class="card log" tabIndex={0} aria-label={t("tab.log")}>
             {data.lines.map(visible).join("\n")}
@@ -39,7 +44,7 @@ export function Log() {
   const { run, steps } = useRun();
   const [tail, setTail] = useState(SIZES[0]!);
   const path = withQuery(`/runs/${encodeURIComponent(run.id)}/log`, { tail });
-  const answer = useApi<{ lines: string[] }>(path, steps);
+  const answer = useApi<Lines>(path, steps);
   return (
     <div class="stack">
       <div class="row between">

@@ -7,11 +7,13 @@ import { number, percent, plain, seconds, when } from "../format";
 import { named, t } from "../i18n";
 import { told } from "../i18n/told";
 import { go, links } from "../route";
+import { serves } from "../session";
 import { Chart, lastOf } from "../ui/Chart";
 import { Command, Section } from "../ui/Copy";
+import { fills } from "../ui/fills";
 import { Icon } from "../ui/Icon";
 import { Findings } from "../ui/RunState";
-import { Empty, Loaded } from "../ui/State";
+import { Empty, Loaded, Notice } from "../ui/State";
 import { useRun } from "./Run";
 
 const TONE = { healthy: "good", degraded: "warn", collapsed: "bad", unknown: "info" } as const;
@@ -51,7 +53,8 @@ export function useSeries(id: string, names: string[], zoom: Zoom | null, steps:
     : null;
   const answer = useApi<SeriesAnswer>(path, steps);
   useEffect(() => {
-    if (!answer.data?.pending) return;
+    // intervals that are still computed, or a large file of which the first part is shown
+    if (!answer.data?.pending && answer.data?.is_whole !== false) return;
     const later = window.setTimeout(answer.reload, PAUSE_MS);
     return () => window.clearTimeout(later);
   }, [answer.data]);
@@ -78,6 +81,7 @@ function HeadlineChart(props: { run: string; head: Headline; series: Series; zoo
         title={label}
         curves={curves}
         height={160}
+        share={head.unit === "share"}
         sync={props.run}
         onStep={(step) => go(links.step(props.run, step))}
         onZoom={(range) => props.zoom(range && { start: range[0], end: range[1] })}
@@ -112,19 +116,20 @@ function Headlines({ run, steps }: { run: Data; steps: number }) {
 
 function TimeSpent({ run }: { run: Data }) {
   if (run.time.length === 0) return null;
+  const fill = fills(run.time.map((part) => part.phase));
   const total = run.time.reduce((sum, part) => sum + part.seconds, 0);
   return (
     <Section title={t("overview.time")} aside={<a href={links.run(run.id, "timeline")}>{t("tab.timeline")}</a>}>
       <div class="card stack tight">
         <div class="share-bar" aria-hidden="true">
           {run.time.map((part, i) => (
-            <span class={`fill${i % 8}`} style={{ width: `${part.share * 100}%` }} title={part.phase} />
+            <span class={`fill${fill[i]}`} style={{ width: `${part.share * 100}%` }} title={named("phase", part.phase)} />
           ))}
         </div>
         <ul class="shares">
           {run.time.map((part, i) => (
             <li>
-              <i class={`fill${i % 8}`} aria-hidden="true" />
+              <i class={`fill${fill[i]}`} aria-hidden="true" />
               <span>{named("phase", part.phase)}</span>
               <span class="num">{percent(part.share)}</span>
               <span class="num dim">{seconds(part.seconds)}</span>
@@ -222,12 +227,27 @@ function Facts({ run }: { run: Data }) {
   );
 }
 
+/** How a run that ended before its last step goes on. */
+function GoOn({ run }: { run: Data }) {
+  const command = run.commands["resume"];
+  if (!command || (run.state !== "killed" && run.state !== "interrupted")) return null;
+  return (
+    <Notice level="info">
+      <strong>{t(run.state === "killed" ? "overview.killed" : "overview.interrupted", { step: number(run.step) })}</strong>
+      <span>{t("overview.goon")}</span>
+      <Command text={command} />
+      {serves("/runs/{}/resume") ? <a href={links.run(run.id, "export")}>{t("command.resume")}</a> : null}
+    </Notice>
+  );
+}
+
 export function Overview() {
   const { run, steps } = useRun();
   const commands = Object.entries(run.commands).filter((pair): pair is [string, string] => !!pair[1]);
   return (
     <div class="stack">
       <Verdict run={run} />
+      <GoOn run={run} />
       {run.findings.length ? (
         <Section title={t("overview.findings")}>
           <div class="card">

@@ -5,6 +5,7 @@ import { useApi } from "../api/client";
 import type { Plan as Data } from "../api/types";
 import { plain } from "../format";
 import { t } from "../i18n";
+import { told } from "../i18n/told";
 import { link } from "../route";
 import { serves } from "../session";
 import { CopyButton, Section } from "../ui/Copy";
@@ -77,7 +78,7 @@ function Keys({ data }: { data: Data }) {
                     <code class="text">{plain(one.value)}</code>
                   </td>
                   <td class="dim text" data-label={t("plan.source")}>
-                    {one.source ?? t("plan.default")}
+                    {one.source ? told(one.source) : t("plan.default")}
                   </td>
                   {isDefault(one) ? (
                     <td />

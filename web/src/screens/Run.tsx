@@ -1,7 +1,7 @@
 // A run: its name, its state, its screens. One stream of events serves all of them.
 
 import { createContext } from "preact";
-import { useContext, useEffect, useMemo, useState } from "preact/hooks";
+import { useContext, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useApi, useEvents, type Answer } from "../api/client";
 import type { Overview as OverviewData } from "../api/types";
 import { t, type Key } from "../i18n";
@@ -125,6 +125,24 @@ function useLive(id: string): { answer: Answer<OverviewData>; live: Live | null;
   return { answer, live, open };
 }
 
+/** The screens of a run; on a narrow page the chosen one is scrolled into view. */
+function Tabs({ id, now }: { id: string; now: string }) {
+  const bar = useRef<HTMLElement>(null);
+  useEffect(() => {
+    const chosen = bar.current?.querySelector<HTMLElement>("[aria-current]");
+    if (bar.current && chosen) bar.current.scrollLeft = chosen.offsetLeft - bar.current.offsetLeft - 16;
+  }, [now]);
+  return (
+    <nav ref={bar} class="tabs" aria-label={t("nav.runscreens")}>
+      {TABS.filter(([path]) => path === "" || path === "export" || serves(`/runs/{}/${path}`)).map(([path, label]) => (
+        <a href={links.run(id, path)} aria-current={now === path ? "page" : undefined}>
+          {t(label)}
+        </a>
+      ))}
+    </nav>
+  );
+}
+
 export function RunScreens({ id, rest }: { id: string; rest: string[] }) {
   const { answer, live, open } = useLive(id);
   const now = PARENT[rest[0] ?? ""] ?? rest[0] ?? "";
@@ -146,13 +164,7 @@ export function RunScreens({ id, rest }: { id: string; rest: string[] }) {
                   {[run.stage, run.algorithm, run.model].filter(Boolean).join(" · ")} <code>{run.path}</code>
                 </div>
               </div>
-              <nav class="tabs" aria-label={t("nav.runscreens")}>
-                {TABS.filter(([path]) => path === "" || path === "export" || serves(`/runs/{}/${path}`)).map(([path, label]) => (
-                  <a href={links.run(id, path)} aria-current={now === path ? "page" : undefined}>
-                    {t(label)}
-                  </a>
-                ))}
-              </nav>
+              <Tabs id={id} now={now} />
               {run.problem || run.damage.length ? (
                 <Notice level="bad">
                   <strong>{t("run.damage")}</strong>

@@ -7,6 +7,7 @@ import { named, t } from "../i18n";
 import { go, links, route, setQuery } from "../route";
 import { Lanes, spanNames } from "../timeline/Lanes";
 import { Section } from "../ui/Copy";
+import { fills } from "../ui/fills";
 import { JsonLink } from "../ui/LongText";
 import { Empty, Loaded } from "../ui/State";
 import { useRun } from "./Run";
@@ -68,7 +69,10 @@ export function Timeline() {
   const answer = useApi<Data>(path, steps);
   return (
     <Loaded answer={answer}>
-      {(data) => (
+      {(data) => {
+        const names = spanNames(data);
+        const fill = fills(names);
+        return (
         <div class="stack">
           <div class="row ends">
             <StepField name="start" label={t("rollouts.start")} otherwise={data.steps?.[0] ?? null} />
@@ -87,9 +91,9 @@ export function Timeline() {
               <div class="card">
                 <Lanes data={data} onStep={(step) => go(links.step(run.id, step))} />
                 <ul class="legend-list">
-                  {spanNames(data).map((name, i) => (
+                  {names.map((name, i) => (
                     <li>
-                      <i class={`fill${i % 8}`} aria-hidden="true" /> {named("phase", name)}
+                      <i class={`fill${fill[i]}`} aria-hidden="true" /> {named("phase", name)}
                     </li>
                   ))}
                   {data.versions.length ? (
@@ -103,7 +107,8 @@ export function Timeline() {
             </>
           )}
         </div>
-      )}
+        );
+      }}
     </Loaded>
   );
 }

@@ -5,6 +5,7 @@ import type { Span, Timeline } from "../api/types";
 import { number, seconds } from "../format";
 import { named, t } from "../i18n";
 import { dark, language } from "../settings";
+import { fills } from "../ui/fills";
 
 const LANE = 34;
 const TOP = 44;
@@ -26,7 +27,7 @@ interface Pointed {
   span: Span;
 }
 
-/** Distinct names of spans, in order of their first start; a name keeps its colour everywhere. */
+/** Distinct names of spans, in order of their first start. */
 export function spanNames(data: Timeline): string[] {
   const names = new Set<string>();
   data.lanes.forEach((lane) => lane.spans.forEach((span) => names.add(span.name)));
@@ -90,7 +91,7 @@ function paint({ canvas, data, names, view, zero }: Painting): void {
     const left = x(zero + at) + 3;
     if (left + context.measureText(text).width <= width) context.fillText(text, left, TICKS / 2);
   }
-  const fills = names.map((_, i) => ink(`--c${i % 8}`));
+  const inks = fills(names).map((i) => ink(`--c${i}`));
   data.lanes.forEach((lane, i) => {
     const top = TOP + i * LANE;
     context.fillStyle = ink("--line");
@@ -99,7 +100,7 @@ function paint({ canvas, data, names, view, zero }: Painting): void {
       if (span.end < view.from || span.start > view.to) continue;
       const left = Math.max(label, x(span.start));
       const wide = Math.max(1, Math.min(width, x(span.end)) - left);
-      context.fillStyle = fills[names.indexOf(span.name)]!;
+      context.fillStyle = inks[names.indexOf(span.name)]!;
       context.fillRect(left, top + 5, wide > 3 ? wide - 1 : wide, LANE - 11);
     }
     context.fillStyle = ink("--surface");

@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import type { Num, Series } from "../api/types";
-import { number, visible } from "../format";
+import { number, percent, visible } from "../format";
 import { t } from "../i18n";
 import { dark, language } from "../settings";
 
@@ -21,6 +21,8 @@ interface Props {
   onStep?: (step: number) => void;
   onZoom?: (range: [number, number] | null) => void;
   legend?: boolean;
+  /** Values are shares, from 0 to 1. */
+  share?: boolean;
 }
 
 /** Curves differ by their dashes too, not by colour alone. */
@@ -72,26 +74,45 @@ function spread(_: uPlot, low: number | null, high: number | null): [number, num
   return [low - margin, high + margin];
 }
 
-function axes(): uPlot.Axis[] {
+/** The same of shares, which are not below 0 or above 1. */
+function spreadShare(plot: uPlot, low: number | null, high: number | null): [number, number] {
+  if (low === high) return [0, 1];
+  const [from, to] = spread(plot, low, high);
+  return [Math.max(0, from), Math.min(1, to)];
+}
+
+/** The steps, which are whole numbers; one step alone lies in the middle. */
+function steps({ data }: uPlot, first: number | null, last: number | null): [number, number] {
+  const known = data[0];
+  if (first === null || last === null || known.length === 0) return [0, 1];
+  return known.length === 1 ? [known[0]! - 1, known[0]! + 1] : [first, last];
+}
+
+/** Distances of the lines of an axis of steps. */
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((factor) => factor * 10 ** power)).flat();
+
+function axes(format: (value: Num) => string): uPlot.Axis[] {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--dim").trim();
   const grid = { stroke: style.getPropertyValue("--line").trim(), width: 1 };
   const font = `12px ${style.getPropertyValue("--font")}`;
   const shared = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font };
   return [
-    { ...shared, size: 32, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? number(tick) : "")) },
-    { ...shared, size: 58, space: 24, values: (_, ticks) => ticks.map((tick) => number(tick)) },
+    { ...shared, size: 32, incrs: WHOLE, values: (_, ticks) => ticks.map((tick) => number(tick)) },
+    { ...shared, size: 58, space: 24, values: (_, ticks) => ticks.map((tick) => format(tick)) },
   ];
 }
 
-function drawn(curves: Curve[], shape: ReturnType<typeof columns>): uPlot.Series[] {
+function drawn(curves: Curve[], shape: ReturnType<typeof columns>, format: (value: Num) => string): uPlot.Series[] {
   const ink = colours();
-  const series: uPlot.Series[] = [{ label: t("word.step") }];
+  const value = (_: uPlot, raw: number | null) => format(raw);
+  const series: uPlot.Series[] = [{ label: t("word.step"), value: (_, raw) => number(raw) }];
   curves.forEach((curve, i) => {
     const colour = ink[(curve.colour ?? i) % ink.length]!;
     series[shape.place[i]!] = {
       label: visible(curve.label),
       stroke: colour,
+      value,
       width: 1.75,
       dash: DASHES[i % DASHES.length],
       spanGaps: true,
@@ -105,7 +126,7 @@ function drawn(curves: Curve[], shape: ReturnType<typeof columns>): uPlot.Series
       [band.low, words[0]],
       [band.high, words[1]],
     ] as const) {
-      series[at] = { label: word, stroke: faded(colour), width: 0.5, points: { show: false }, spanGaps: true };
+      series[at] = { label: word, value, stroke: faded(colour), width: 0.5, points: { show: false }, spanGaps: true };
     }
   }
   return series;
@@ -123,11 +144,12 @@ export function summary(curve: Curve): string {
   });
 }
 
-export function Chart({ title, curves, height = 180, sync, onStep, onZoom, legend }: Props) {
+export function Chart({ title, curves, height = 180, sync, onStep, onZoom, legend, share }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const actions = useRef({ onStep, onZoom });
   actions.current = { onStep, onZoom };
+  const format = share ? percent : number;
   const shape = useMemo(() => columns(curves), [curves]);
   const points = shape.data[0]?.length ?? 0;
   const key = `${dark.value}${language.value}${curves.map((curve) => `${curve.label}${curve.colour}`).join()}${shape.width}${height}`;
@@ -139,13 +161,13 @@ export function Chart({ title, curves, height = 180, sync, onStep, onZoom, legen
       {
         width: Math.max(box.clientWidth, 200),
         height,
-        series: drawn(curves, shape),
+        series: drawn(curves, shape, format),
         bands: shape.bands.map((band) => ({
           series: [band.high, band.low],
           fill: faded(ink[(curves[band.curve]!.colour ?? band.curve) % ink.length]!),
         })),
-        axes: axes(),
-        scales: { x: { time: false }, y: { range: spread } },
+        axes: axes(format),
+        scales: { x: { time: false, range: steps }, y: { range: share ? spreadShare : spread } },
         legend: { show: legend ?? curves.length > 1, live: true },
         cursor: { sync: sync ? { key: sync } : undefined, drag: { x: true, y: false }, points: { size: 7 } },
         hooks: {

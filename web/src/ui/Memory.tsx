@@ -3,6 +3,7 @@
 import type { MemoryBar } from "../api/types";
 import { bytes, percent } from "../format";
 import { named, t } from "../i18n";
+import { fills } from "./fills";
 
 export function Memory({ bars }: { bars: MemoryBar[] }) {
   return (
@@ -16,6 +17,7 @@ export function Memory({ bars }: { bars: MemoryBar[] }) {
 
 function Bar({ bar }: { bar: MemoryBar }) {
   const whole = Math.max(bar.capacity ?? 0, bar.total) || 1;
+  const fill = fills(bar.parts.map((part) => part.name));
   const over = bar.capacity !== null && bar.total > bar.capacity;
   return (
     <div class="stack tight">
@@ -29,13 +31,13 @@ function Bar({ bar }: { bar: MemoryBar }) {
       </div>
       <div class="share-bar" aria-hidden="true">
         {bar.parts.map((part, i) => (
-          <span class={`fill${i % 8}`} style={{ width: `${(part.bytes / whole) * 100}%` }} title={named("memory", part.name)} />
+          <span class={`fill${fill[i]}`} style={{ width: `${(part.bytes / whole) * 100}%` }} title={named("memory", part.name)} />
         ))}
       </div>
       <ul class="shares">
         {bar.parts.map((part, i) => (
           <li>
-            <i class={`fill${i % 8}`} aria-hidden="true" />
+            <i class={`fill${fill[i]}`} aria-hidden="true" />
             <span>{named("memory", part.name)}</span>
             <span class="num">{bytes(part.bytes)}</span>
             <span class="num dim">{percent(part.bytes / whole)}</span>

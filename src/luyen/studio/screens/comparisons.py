@@ -177,7 +177,8 @@ def _divergence(runs: list[KnownRun]) -> dict[str, Any] | None:
     for run, other in zip(runs[1:], chains[1:], strict=True):
         common = sorted(chains[0].keys() & other.keys())
         parting = first_divergence(chains[0], other, common)
-        counts.append(sum(parting is None or s < parting.step for s in common))
+        # The digest of step 0 is that of a validation before training.
+        counts.append(sum(s > 0 and (parting is None or s < parting.step) for s in common))
         if parting is not None and (found is None or parting.step < found[0]):
             found = parting.step, parting.stage, run.row["path"]
     equal = min(counts)

@@ -10,6 +10,7 @@ import math
 import os
 import threading
 import time
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -25,6 +26,10 @@ _BLOCK = 2**20
 _MOST_CELLS = 1_500_000
 """Cells of a table; each takes 8 bytes, and three times that once rows are merged."""
 _LEAST_ROOM = 256
+_SLICE_S, _PAUSE_S = 0.02, 0.001
+"""Seconds for which reading in the background keeps the table, and for which it leaves it alone."""
+_PART = 2**16
+"""Bytes of lines between two looks at the clock."""
 _MOST_NAMES = 4096
 """Metrics that are kept; a damaged file may hold any number of names."""
 
@@ -56,6 +61,9 @@ class MetricColumns:
         self._path = path
         self._most_cells = most_cells
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        self._work: Future[None] | None = None
+        self._ended = False
         self._begin(inode=0)
 
     def _begin(self, *, inode: int) -> None:
@@ -78,6 +86,27 @@ class MetricColumns:
     def size(self) -> int:
         """Bytes that the columns take."""
         return self._room * 8 * (1 + sum(len(parts) for parts in self._columns.values()))
+
+    def follow(self, pool: Executor, *, wait_s: float) -> None:
+        """Read what was appended; what takes longer than some seconds is read in the background.
+
+        While that goes on, the table is as far as it is, and nobody waits.
+        """
+        with self._starting:
+            if self._work is not None and not self._work.done():
+                return
+            self.refresh(seconds=wait_s)
+            if not self.is_whole:
+                self._work = pool.submit(self._read_on)
+
+    def _read_on(self) -> None:
+        while not self.is_whole and not self._ended:
+            self.refresh(seconds=_SLICE_S)
+            time.sleep(_PAUSE_S)  # whoever waits for the table has it before the next slice
+
+    def end(self) -> None:
+        """Stop reading."""
+        self._ended = True
 
     def refresh(self, *, seconds: float = math.inf) -> list[tuple[int, dict[str, float]]]:
         """Read what was appended, for at most some seconds; returns the new lines, at most 1000.
@@ -105,7 +134,7 @@ class MetricColumns:
         self.is_whole = False
         while self._offset < size and time.monotonic() < end:
             data = read_at(handle, _BLOCK, self._offset)
-            whole = data.rfind(b"\n") + 1
+            whole = data.rfind(b"\n", 0, _PART) + 1 or data.rfind(b"\n") + 1
             if not data or (whole == 0 and len(data) < _BLOCK):
                 break  # a line that is still being written
             if whole == 0:

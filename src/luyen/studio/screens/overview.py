@@ -111,13 +111,14 @@ def diagnose_run(root: str) -> dict[str, Any]:
     # Imported here: rules load the whole configuration, and the list of runs needs none of it.
     from luyen.studio.doctor.diagnose import diagnose
     from luyen.studio.doctor.record import read_run
+    from luyen.studio.runs import damage_of
 
     try:
         record = read_run(root)
         findings = diagnose(record)
         damage = [{"file": one.file, "message": one.why} for one in record.damaged()]
     except (UserError, OSError) as error:
-        why = error.why if isinstance(error, UserError) else str(error)
+        why = damage_of(error) if isinstance(error, UserError) else str(error)
         return {"verdict": _unknown(why), "findings": [], "damage": []}
     shown = [
         {

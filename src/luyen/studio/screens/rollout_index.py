@@ -7,6 +7,7 @@ takes 32 bytes, so five million rollouts take 160 MB.
 
 import os
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -113,6 +114,7 @@ class RolloutIndex:
         """Half of the interval of the mean reward of steps, as far as curves were asked for."""
         self._listed = 0
         self._work: Future[None] | None = None
+        self._waited_until = 0.0
         self._ended = False
         self._starting = threading.Lock()
         self._some = threading.Event()
@@ -126,7 +128,10 @@ class RolloutIndex:
         return now != self._listed or (self._work is not None and not self._work.done())
 
     def follow(self, pool: Executor, *, wait_s: float) -> None:
-        """Have new files read in the background; waits a moment for all of them."""
+        """Have new files read in the background; waits a moment for all of them.
+
+        The moment is that of whoever found new files: while many are read, nobody else waits.
+        """
         with self._starting:
             if self._work is None or self._work.done():
                 self._listed = os.stat(self.folder).st_mtime_ns if self.folder.is_dir() else 0
@@ -134,9 +139,10 @@ class RolloutIndex:
                 if not steps:
                     return
                 self._work = pool.submit(self._read_all, steps)
+                self._waited_until = time.monotonic() + wait_s
             work = self._work
         with suppress(TimeoutError):
-            work.result(timeout=wait_s)
+            work.result(timeout=max(0.0, self._waited_until - time.monotonic()))
         self._some.wait(_FIRST_FILE_S)
 
     def _read_all(self, steps: list[int]) -> None:

@@ -190,7 +190,7 @@ class Studio:
         self.diagnoses: Aged[dict[str, Any]] = Aged(self.pool)
         self.spans = KeptSpans()
         self._tables: OrderedDict[str, MetricColumns] = OrderedDict()
-        self._builders = ThreadPoolExecutor(max_workers=1, thread_name_prefix="index")
+        self._builders = ThreadPoolExecutor(max_workers=2, thread_name_prefix="index")
         self._indexes: OrderedDict[str, RolloutIndex] = OrderedDict()
         self._texts: dict[str, TokenText] = {}
         self._processes: set[subprocess.Popen[str]] = set()
@@ -212,8 +212,8 @@ class Studio:
             while len(self._tables) > 1 and (
                 sum(one.size for one in self._tables.values()) > _MOST_TABLE_BYTES
             ):
-                self._tables.popitem(last=False)
-        table.refresh(seconds=seconds)
+                self._tables.popitem(last=False)[1].end()
+        table.follow(self._builders, wait_s=seconds)
         return table
 
     def rollouts(self, known: KnownRun, split: str) -> "RolloutIndex":
@@ -271,8 +271,8 @@ class Studio:
             self._is_closed = True
             for child in self._processes:
                 child.kill()
-        for index in self._indexes.values():
-            index.end()
+        for one in (*self._indexes.values(), *self._tables.values()):
+            one.end()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self._builders.shutdown(wait=False, cancel_futures=True)
 
