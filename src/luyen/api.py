@@ -58,11 +58,13 @@ def check(
         >>> report.is_sound, "trainer.total_training_steps" in [p.field for p in report.problems]
         (False, True)
     """
+    from luyen.data.first_rows import first_row_error
+
     blocks, objects = _objects(blocks, reward, data, val_data, model, tokenizer, tools)
     files, overrides = _split(sources, blocks)
     with TemporaryDirectory() as folder:
         overrides += overrides_of(objects.write(Path(folder)))
-        return check_files(files, overrides, machine=this_machine())
+        return check_files(files, overrides, machine=this_machine(), row_error=first_row_error)
 
 
 @one_reading()

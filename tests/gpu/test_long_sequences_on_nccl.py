@@ -53,7 +53,7 @@ def step(place: RankPlace, config: FsdpConfig, engine: str) -> dict[str, Any]:
         policy, OPTIM, passes, temperature=1.0
     )
     batch, numbers = prepare_update(one_sequence(), OBJECTIVE, {})
-    [shard] = split_batch(batch, passes, ranks=1)
+    [shard] = split_batch(batch, passes.on_ranks(place.ranks), ranks=1)
     done = None
     for _ in range(2):  # the first update makes gradients and moments
         held = torch.cuda.memory_allocated()

@@ -148,14 +148,19 @@ def run(folder: Path, constraints: Path | None) -> None:
         timed(f"dependencies for Python {version}", lambda v=version: resolved(home, wheel, v))
 
 
+def _whole(path: str) -> Path:
+    """A path from the root: pip is called in another folder."""
+    return Path(path).resolve()
+
+
 def main() -> None:
     """Read the arguments, and run in a folder that is removed at the end unless it was given."""
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt")
-    words.add_argument("--keep", type=Path, help="a new folder to work in, which is kept")
+    words.add_argument("--constraints", type=_whole, default=ROOT / "constraints.txt")
+    words.add_argument("--keep", type=_whole, help="a new folder to work in, which is kept")
     given = words.parse_args()
     if given.keep is not None:
-        run(given.keep.resolve(), given.constraints)
+        run(given.keep, given.constraints)
         return
     with tempfile.TemporaryDirectory(prefix="luyen-package-") as folder:
         run(Path(folder), given.constraints)

@@ -25,6 +25,7 @@ from luyen.config.problem import Problem
 from luyen.config.schema.block import derived_in_force
 from luyen.config.simulation.scale_report import scale_lines, scales_data
 from luyen.config.simulation.scales import Scenario, planned_scales
+from luyen.data.first_rows import first_row_error
 from luyen.runtime.ray.pools import Device, DevicePool, PoolFacts, pools_of
 from luyen.sandbox.launch import missing
 
@@ -40,7 +41,9 @@ def run_check(words: Sequence[str], *, as_json: bool, device_memory_gb: float | 
         machine = _with_gpus(machine, device_memory_gb)
     if is_pipeline(files):
         return check_stages(read_pipeline(files, overrides), machine, as_json=as_json)
-    report = check_config(files, overrides, machine=machine, missing_promises=missing)
+    report = check_config(
+        files, overrides, machine=machine, missing_promises=missing, row_error=first_row_error
+    )
     if as_json:
         typer.echo(json.dumps(without_odd_values(report_json(report)), indent=2, allow_nan=False))
     else:
@@ -51,7 +54,9 @@ def run_check(words: Sequence[str], *, as_json: bool, device_memory_gb: float | 
 
 def check_stages(pipeline: Pipeline, machine: Machine, *, as_json: bool) -> int:
     """Print the report of every stage of a pipeline; 1 when one of them has errors."""
-    stages = check_pipeline(pipeline, machine=machine, missing_promises=missing)
+    stages = check_pipeline(
+        pipeline, machine=machine, missing_promises=missing, row_error=first_row_error
+    )
     is_sound = not pipeline.problems and all(stage.report.is_sound for stage in stages)
     if as_json:
         page = {

@@ -13,6 +13,7 @@ from luyen.config.check import check
 from luyen.config.migrate.migrate import migrate as migrate_source
 from luyen.config.migrate.reader import MigrationRequest
 from luyen.config.migrate.report import Migration, migration_json, table_lines, yaml_text
+from luyen.data.first_rows import first_row_error
 
 
 def migrate(
@@ -43,6 +44,8 @@ def migrate(
         raise UserError("--output", str(output), "it exists", "choose another name")
     migration = migrate_source(MigrationRequest(text=source, output=output, devices=devices))
     text = yaml_text(migration)
+    if output is not None:  # first: a reader such as `head` may close standard output
+        _write_new(output, text)
     if as_json:
         typer.echo(json.dumps({**migration_json(migration), "yaml": text}, indent=2, default=str))
     else:
@@ -50,11 +53,9 @@ def migrate(
             typer.echo(line, err=output is None)
     if output is None and not as_json:
         typer.echo(text, nl=False)
-    if output is not None:
-        _write_new(output, text)
-        if not as_json:
-            for line in _last_lines(output, migration):
-                typer.echo(line)
+    if output is not None and not as_json:
+        for line in _last_lines(output, migration):
+            typer.echo(line)
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -71,7 +72,7 @@ def _write_new(path: Path, text: str) -> None:
 
 def _last_lines(output: Path, migration: Migration) -> Iterator[str]:
     """What has to be written by hand, and what `check` still says about the file."""
-    report = check([output], starts_a_run=False)
+    report = check([output], starts_a_run=False, row_error=first_row_error)
     left = [problem for problem in report.problems if problem.severity == "error"]
     yield ""
     yield f"Wrote {printable(str(output))}"

@@ -1,6 +1,7 @@
 """`luyen sweep`: runs that differ in a few keys, one after the other, and a table of them."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,13 +14,18 @@ import typer
 from luyen.base.errors import UserError
 from luyen.base.files import plain
 from luyen.base.input_files import expanded
+from luyen.base.system import signals
 from luyen.cli.runs import table
 
 if TYPE_CHECKING:
     from luyen.config.sweep import Variant
     from luyen.studio.runs import RunFacts
 
+SIGNALS = signals("SIGINT", "SIGTERM", "SIGHUP")
+"""Signals that a run of the sweep is given."""
 _HEAD = ("run", "steps", "state", "last validation")
+_BY_KERNEL, _LOOK_S = 128, 0.2
+"""The origin of a terminal's signals (SI_KERNEL); seconds between two looks at the program."""
 _STOPPED = 128
 """Exit codes from here on mean that a signal ended the process."""
 
@@ -99,8 +105,27 @@ def _queued(words: Sequence[str], listed: Sequence[str]) -> list[SweepRun] | Non
 
 def _train(words: Sequence[str]) -> int:
     """Train in a new process, so that runs do not share memory."""
-    done = subprocess.run([sys.executable, "-P", "-m", "luyen", "train", *words], check=False)
-    return _STOPPED - done.returncode if done.returncode < 0 else done.returncode
+    code = run_with_signals([sys.executable, "-P", "-m", "luyen", "train", *words])
+    return _STOPPED - code if code < 0 else code
+
+
+def run_with_signals(command: Sequence[str]) -> int:
+    """How a program ended, which is given the signals of this process and time to save its work.
+
+    A terminal signals both by itself.
+    """
+    process = subprocess.Popen(command)
+    if sys.platform == "darwin":  # it cannot wait for a signal
+        return process.wait()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        while process.poll() is None:
+            found = signal.sigtimedwait(SIGNALS, _LOOK_S)
+            if found is not None and found.si_code != _BY_KERNEL:
+                process.send_signal(found.si_signo)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process.returncode
 
 
 def _facts(one: SweepRun) -> "RunFacts | None":

@@ -19,6 +19,7 @@ from luyen.config.named_files import named_artifacts
 from luyen.config.pipeline import Pipeline, check_pipeline, is_pipeline, read_pipeline
 from luyen.config.resume import resume_arguments
 from luyen.config.trust import require_trusted_files
+from luyen.data.first_rows import first_row_error
 from luyen.sandbox.launch import missing
 from luyen.telemetry.artifacts import require_unchanged
 from luyen.telemetry.output import OUTPUT, say
@@ -64,7 +65,9 @@ def _trained(words: Sequence[str], resume: Path | None, *, is_trusted: bool) -> 
     machine = this_machine()
     if is_pipeline(files):
         return _train_stages(read_pipeline(files, overrides), machine)
-    report = check(files, overrides, machine=machine, missing_promises=missing)
+    report = check(
+        files, overrides, machine=machine, missing_promises=missing, row_error=first_row_error
+    )
     names = [str(f) for f in files]
     if not report.is_sound:
         for line in problem_lines(report, names):
@@ -89,7 +92,9 @@ def _train_run(report: Report) -> int:
 
 def _train_stages(pipeline: Pipeline, machine: Machine) -> int:
     """Check every stage, then run those that are not done; 1 when one has errors."""
-    stages = check_pipeline(pipeline, machine=machine, missing_promises=missing)
+    stages = check_pipeline(
+        pipeline, machine=machine, missing_promises=missing, row_error=first_row_error
+    )
     if pipeline.problems or not all(stage.report.is_sound for stage in stages):
         return check_stages(pipeline, machine, as_json=False)
     for stage in stages:

@@ -117,6 +117,11 @@ def is_installed(package: str) -> bool:
     return found is not None
 
 
+def no_row_is_read(config: RunConfig, address: str) -> UserError | None:
+    """No error about the rows of a file, of which none is read."""
+    del config, address
+
+
 def check(
     files: Sequence[Path],
     overrides: Sequence[str] = (),
@@ -125,11 +130,13 @@ def check(
     installed: Callable[[str], bool] = is_installed,
     versions: Callable[[str], tuple[int, int] | None] = version_of,
     missing_promises: Callable[[], tuple[str, ...]] = tuple,
+    row_error: Callable[[RunConfig, str], UserError | None] = no_row_is_read,
     starts_a_run: bool = True,
 ) -> Report:
     """Load, parse, apply every rule and make the plan. Nothing is written, no model is loaded.
 
-    Where no run is to start, a run of the same name that is there does not matter.
+    Where no run is to start, a run of the same name that is there does not matter. Rows are read
+    by `row_error` alone (`luyen.data.first_rows`).
     """
     tree = with_artifacts(load(files, overrides, below=default_run_name(files)))
     return check_tree(
@@ -138,6 +145,7 @@ def check(
         installed=installed,
         versions=versions,
         missing_promises=missing_promises,
+        row_error=row_error,
         starts_a_run=starts_a_run,
     )
 
@@ -149,6 +157,7 @@ def check_tree(
     installed: Callable[[str], bool] = is_installed,
     versions: Callable[[str], tuple[int, int] | None] = version_of,
     missing_promises: Callable[[], tuple[str, ...]] = tuple,
+    row_error: Callable[[RunConfig, str], UserError | None] = no_row_is_read,
     starts_a_run: bool = True,
 ) -> Report:
     """The same for a configuration that is loaded already, with no artifact in it left to find."""
@@ -171,15 +180,15 @@ def check_tree(
         installed=installed,
         versions=versions,
         missing_promises=missing_promises,
+        row_error=row_error,
     )
     remember_secrets(config)
     found = [*tree.problems, *masked_problems(tree), *parsed.problems]
     wrong = {problem.field for problem in found}
     found += [p for p in _not_yet(config, tree) if p.field not in wrong]
     if not any(problem.id in _UNREAD for problem in found):
-        broken = _broken_rules(situation, tree)
-        broken = [p for p in broken if starts_a_run or p.id not in _STARTING]
-        found += [p for p in broken if p.field not in wrong]
+        objections = [p for p in _broken_rules(situation, tree) if p.field not in wrong]
+        found += [p for p in objections if starts_a_run or p.id not in _STARTING]
     found.sort(key=lambda problem: _ORDER[problem.severity])
     return Report(problems=tuple(found), config=config, origins=tree.origins, plan=plan)
 
@@ -269,7 +278,8 @@ def unchecked_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
     ):
         for path in paths:
             if "://" not in path or path.startswith("hf://"):
-                yield field, f"the rows of {path} are not read"
+                few = "not read" if "://" in path else "not read beyond the first"
+                yield field, f"the rows of {path} are {few}"
 
 
 def _unchecked_judges(config: RunConfig) -> Iterator[tuple[str, str]]:

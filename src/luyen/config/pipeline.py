@@ -7,12 +7,13 @@ stage gets a run directory of its own, `<project>/<stage>` unless it says otherw
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, final
 
 from luyen.base.errors import UserError, did_you_mean
 from luyen.base.input_files import expanded, read_text
-from luyen.config.check import Report, check_tree
+from luyen.config.check import Report, check_tree, no_row_is_read
 from luyen.config.fields import all_blocks
 from luyen.config.loader.load import load_trees, read_file, read_override
 from luyen.config.loader.tree import ConfigTree, merge, nested
@@ -271,11 +272,15 @@ def check_pipeline(
     *,
     machine: Machine | None = None,
     missing_promises: Callable[[], tuple[str, ...]] = tuple,
+    row_error: Callable[[RunConfig, str], UserError | None] = no_row_is_read,
 ) -> list[StageReport]:
     """Check all stages, whatever is wrong with the ones before."""
     done: list[StageReport] = []
     for stage in pipeline.stages:
-        done.append(_check_stage(stage, pipeline, done, machine, missing_promises))
+        check_one = partial(
+            check_tree, machine=machine, missing_promises=missing_promises, row_error=row_error
+        )
+        done.append(_check_stage(stage, pipeline, done, check_one))
     return done
 
 
@@ -328,8 +333,7 @@ def _check_stage(
     stage: Stage,
     pipeline: Pipeline,
     done: list[StageReport],
-    machine: Machine | None,
-    missing_promises: Callable[[], tuple[str, ...]],
+    check_one: Callable[[ConfigTree], Report],
 ) -> StageReport:
     before = {one.name: one.report.config for one in done}
     tree = with_artifacts(stage.tree, _stand_in(stage.tree, pipeline, before))
@@ -338,7 +342,7 @@ def _check_stage(
     if parent is not None:  # its shape is that of the model it begins from, as it was overridden
         overridden: Any = parent.actor_rollout_ref.model.override_config
         tree = merge([_override(overridden), tree])
-    report = check_tree(tree, machine=machine, missing_promises=missing_promises)
+    report = check_one(tree)
     later = {key for key, words in refs.items() if words.partition("/")[0] in before}
     later |= {OVERRIDE} if parent is not None else set()  # it stands for what will be there
     problems = [p for p in report.problems if p.id == "C013" or p.field not in later]

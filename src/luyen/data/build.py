@@ -18,7 +18,7 @@ from luyen.data.filters import (
 )
 from luyen.data.messages import find_markers
 from luyen.data.render import Renderer
-from luyen.data.rows import Columns, Frame
+from luyen.data.rows import columns_of
 from luyen.data.samplers import Sampler, samplers
 from luyen.data.samplers.custom import load_sampler_class, make_sampler
 from luyen.data.samplers.orders import Mixture
@@ -150,22 +150,6 @@ def load_prompts(files: Sequence[str], data: DataConfig, *, most: int) -> Sequen
         fix = "give rows that have a prompt"
         raise UserError("data.val_files", _addresses(dataset), "no row is left", fix)
     return dataset.prompts
-
-
-def columns_of(data: DataConfig) -> Columns:
-    """Which columns of a row are read, and how."""
-    return Columns(
-        prompt=data.prompt_key,
-        data_source=data.reward_fn_key,
-        ground_truth=data.ground_truth_key,
-        string_prompts=data.string_prompts,
-        frame=frame_of(data),
-    )
-
-
-def frame_of(data: DataConfig) -> Frame:
-    """What the block puts around every prompt."""
-    return Frame(system_prompt=data.system_prompt, template=data.prompt_template)
 
 
 def build_sampler(data: DataConfig, dataset: Dataset, *, seed: int = 0) -> Sampler:

@@ -15,7 +15,6 @@ from luyen.data.build import (
     TrainData,
     build_sampler,
     check_tools_are_rendered,
-    frame_of,
     num_leaked,
     prompt_names,
 )
@@ -38,7 +37,7 @@ from luyen.data.formats.render import (
 from luyen.data.messages import find_markers
 from luyen.data.render import Renderer
 from luyen.data.row_store import Origins, RowWriter, selected, stored_like
-from luyen.data.rows import RowAt
+from luyen.data.rows import RowAt, frame_of
 from luyen.data.sources import Dataset, RowSource, about, rows_wanted
 from luyen.data.tokenizer import Tokenizer
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, final
 from luyen.base.errors import UserError, shortened
 from luyen.base.records import Message, Prompt, make_prompt
 from luyen.config.dataset_facts import PROMPT, fill_template
+from luyen.config.schema.data import DataConfig
 from luyen.data.messages import Complain, check_conversation, check_tools
 from luyen.data.raw_values import is_object, parsed_json, require_plain
 
@@ -270,3 +271,22 @@ def decoded(value: Any, name: str, at: RowAt) -> Any:
     except ValueError as error:
         why = f"text in this column must be JSON: {error}"
         raise at.error(name, value, why, "store the value itself, or valid JSON") from error
+
+
+# What the keys of `data` say of rows.
+
+
+def columns_of(data: DataConfig) -> Columns:
+    """Which columns of a row are read, and how."""
+    return Columns(
+        prompt=data.prompt_key,
+        data_source=data.reward_fn_key,
+        ground_truth=data.ground_truth_key,
+        string_prompts=data.string_prompts,
+        frame=frame_of(data),
+    )
+
+
+def frame_of(data: DataConfig) -> Frame:
+    """What the block puts around every prompt."""
+    return Frame(system_prompt=data.system_prompt, template=data.prompt_template)

@@ -51,7 +51,7 @@ _READ = ("old_logp", "advantages", "rollout_logp", "is_weights", "ref_logp")
 _ROUTED = (ROUTES, REPLAYED_ROUTES)
 """Streams that layers of a mixture read."""
 _EXPERT_WEIGHTS, _TOKENS = "router/expert_weights", "router/tokens"
-"""Statistics of the load-balance loss, beside those that a policy loss reads."""
+"""Statistics of the load-balance loss, in addition to those that a policy loss reads."""
 _AUX_LOSS = "router/aux_loss"
 _AUX_FIELD = "actor_rollout_ref.actor.router_aux_loss_coef"
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import register_pytree_node
 
 from luyen.base.errors import UserError
@@ -72,7 +73,9 @@ def shard(
     """Shard a model in place over the last dimension of the mesh, and replicate it over the first.
 
     Parameters become DTensors of the same names. Every rank must have loaded the same weights, and
-    builds its optimizer afterwards. Gradients are summed over ranks in fp32, not averaged.
+    builds its optimizer afterwards. Weights may be in host memory: layers are moved to the device
+    of the mesh and sharded one after the other, so that it never holds more than one whole layer.
+    Gradients are summed over ranks in fp32, not averaged.
 
     `mixed_precision` is the dtype of passes; None: that of the weights. If it is not fp32, trained
     shards are fp32 and are the masters themselves, rounded when they are gathered. On one device
@@ -90,10 +93,10 @@ def shard(
     compute = mixed_precision or _only_type(learning)
     own = {id(p) for p in learning}
     names = {name for name, p in module.named_parameters() if id(p) in own}
-    _widen(body)
+    del learning  # what is sharded is freed layer by layer
     if TENSOR in (mesh.mesh_dim_names or ()):
         assert not isinstance(module, RewardModel), "the configuration was checked"
-        divide_layers(module, mesh[TENSOR])
+        divide_layers(module, mesh[TENSOR], masters=torch.float32)
         mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != TENSOR)]
     _shard_layers(
         module,
@@ -128,10 +131,12 @@ def _shard_layers(
         param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     for layer in decoder_layers(body.net if isinstance(body, RewardModel) else body.model):
+        _move(layer, mesh.device_type)
         fully_shard(
             layer, mp_policy=precision, reshard_after_forward=reshard_after_forward, **common
         )
     _shard_heads(module, common)
+    _move(module, mesh.device_type)
     # The root is needed again as soon as the backward pass begins.
     fully_shard(module, mp_policy=precision, reshard_after_forward=False, **common)
 
@@ -173,11 +178,14 @@ def _only_type(learning: Sequence[Tensor]) -> torch.dtype | None:
 
 
 @torch.no_grad()
-def _widen(policy: nn.Module) -> None:
-    """Convert trained weights to fp32; frozen ones keep their dtype."""
-    for parameter in policy.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+def _move(module: nn.Module, device: str) -> None:
+    """Move whole weights and buffers in place; trained weights become fp32 masters."""
+    for parameter in module.parameters():
+        if not isinstance(parameter, DTensor):
+            dtype = torch.float32 if parameter.requires_grad else parameter.dtype
+            parameter.data = parameter.data.to(device, dtype)
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(device)
 
 
 def _shard_heads(module: Shardable, common: dict[str, Any]) -> None:
@@ -194,6 +202,7 @@ def _shard_heads(module: Shardable, common: dict[str, Any]) -> None:
 
 def _shard_head(head: nn.Module, common: dict[str, Any]) -> None:
     """Shard a head in its own dtype."""
+    _move(head, common["mesh"].device_type)
     precision = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     fully_shard(head, mp_policy=precision, **common)
 

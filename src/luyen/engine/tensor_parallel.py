@@ -178,8 +178,9 @@ def _divided_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Mod
 class _Divider:
     """Replaces the parameters of modules with this rank's parts, each once."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh, masters: torch.dtype | None) -> None:
         self._mesh = mesh
+        self._masters = masters
         self._made: dict[int, nn.Parameter] = {}
         self._kept: list[nn.Parameter] = []  # an id is unique while its object is there
 
@@ -203,6 +204,8 @@ class _Divider:
             if isinstance(placement, Shard):
                 size, rank = self._mesh.size(), self._mesh.get_local_rank()
                 local = local.chunk(size, placement.dim)[rank].clone()
+            dtype = self._masters if parameter.requires_grad else None
+            local = local.to(self._mesh.device_type, dtype or parameter.dtype)
             part = DTensor.from_local(
                 local.contiguous(),
                 self._mesh,
@@ -221,11 +224,17 @@ class _Divider:
 
 
 def divide_layers(
-    module: Policy | ValueModel, mesh: DeviceMesh, *, field: str = FIELD
+    module: Policy | ValueModel,
+    mesh: DeviceMesh,
+    *,
+    masters: torch.dtype | None = None,
+    field: str = FIELD,
 ) -> TensorRanks:
     """Divide a model in place over a mesh of one dimension; every rank has the whole model.
 
-    `field` is the key that says over how many, for errors.
+    The whole may be in host memory; parts are on the device of the mesh. Parts that are trained
+    become `masters`; None: they keep their dtype. `field` is the key that says over how many, for
+    errors.
     """
     policy = module.body if isinstance(module, ValueModel) else module
     _refuse(policy, mesh.size(), field)
@@ -233,7 +242,7 @@ def divide_layers(
     embedding: Any = policy.model.get_input_embeddings()
     rows = embedding.weight.shape[0] // mesh.size()
     ranks = TensorRanks(group=group, rank=mesh.get_local_rank(), size=mesh.size(), rows=rows)
-    divider = _Divider(mesh)
+    divider = _Divider(mesh, masters)
     for part in list(policy.model.modules()):
         if type(part).__name__ in _ATTENTIONS:
             _divide_attention(part, ranks, divider)
@@ -246,6 +255,8 @@ def divide_layers(
     policy.vocabulary_split = ranks
     for part in list(module.modules()):
         divider.divide(part, Replicate())
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(mesh.device_type)
     return ranks
 
 

@@ -176,16 +176,19 @@ def choose_products(
     model: nn.Module,
     *,
     is_exact: bool,
+    device: torch.device | None = None,
     measure: Callable[[ProductShape, torch.device], bool] = is_uneven_here,
 ) -> list[ProductShape]:
     """Give each linear layer the product it needs, and list the shapes that take ours.
+
+    `device` is where they will multiply; None: where their weights are.
 
     Without `is_exact` every layer takes the vendor's again. Only linear layers are seen, the base
     and the adapter of a LoRA layer among them; experts that multiply by themselves are not.
     """
     found: dict[ProductShape, None] = {}
-    for owner, shape, device in _products(model):
-        is_ours = is_exact and measure(shape, device)
+    for owner, shape, home in _products(model):
+        is_ours = is_exact and measure(shape, device or home)
         if is_ours:
             found[shape] = None
         _assign(owner, is_ours)

@@ -84,27 +84,37 @@ class RoutingLog:
         """Whether layers take the experts of another pass."""
         return self._is_replayed and self._recorded is not None
 
-    def experts_for(self, layer: int, own: Tensor) -> Tensor:
-        """`[tok, k]` experts of a layer whose router chose `own`, which are compared as well."""
+    def experts_for(self, layer: int, own: Tensor, experts: int) -> Tensor:
+        """`[tok, k]` of so many experts; those that a router chose itself, `own`, are compared."""
         if self._recorded is None:
             return own
         shape = (own.shape[0], own.shape[1])
         found = self._recorded[:, layer] if layer < self._recorded.shape[1] else None
         if found is None or tuple(found.shape) != shape:
-            why = "its routers have another number of layers or of experts a token"
-            fix = "use the model that these rollouts were sampled with"
-            raise UserError("routes", list(self._recorded.shape), why, fix)
+            raise self._of_another_model()
         found = found.long()
         is_known = found[:, 0] != _missing(self._recorded.dtype)
-        is_changed = is_known & (found.sort(-1).values != own.sort(-1).values).any(-1)
+        sets = found.sort(-1).values
+        is_odd = (sets[:, 0] < 0) | (sets[:, -1] >= experts) | (sets.diff(dim=-1) == 0).any(-1)
+        if (is_known & is_odd).any():
+            why = f"a token has an expert twice, or one that is none of the {experts}"
+            raise UserError("routes", list(self._recorded.shape), why, _SAME_MODEL)
+        is_changed = is_known & (sets != own.sort(-1).values).any(-1)
         self._changed.setdefault(layer, (is_changed, is_known))
         return torch.where(is_known[:, None], found, own) if self._is_replayed else own
+
+    def _of_another_model(self) -> UserError:
+        sizes = [] if self._recorded is None else list(self._recorded.shape)
+        why = "its routers have another number of layers or of experts a token"
+        return UserError("routes", sizes, why, _SAME_MODEL)
 
     def changed(self) -> tuple[Tensor, Tensor] | None:
         """How many tokens, summed over layers, have other experts than those recorded; and of how
         many that is known. None: nothing was recorded."""
         if self._recorded is None:
             return None
+        if len(self._changed) != self._recorded.shape[1]:
+            raise self._of_another_model()
         pairs = [pair for _, pair in sorted(self._changed.items())]
         copies = 1 if self._copies is None else self._copies
         changed, known = ((torch.stack(part) * copies).sum() for part in zip(*pairs, strict=True))
@@ -150,6 +160,9 @@ class RoutingLog:
         return self._copies.to(routing.probability.dtype)
 
 
+_SAME_MODEL = "use the model that these rollouts were sampled with"
+
+
 def recorded_routes(routes: Sequence[tuple[ExpertRoutes | None, int]]) -> Tensor:
     """`[tok, layer, k]` of sequences of so many tokens, of which one at least has them.
 
@@ -164,6 +177,10 @@ def recorded_routes(routes: Sequence[tuple[ExpertRoutes | None, int]]) -> Tensor
     if len(sizes) > 1:
         why = "rollouts of one step were recorded with different routers"
         raise UserError("routes", sorted(sizes), why, "sample all of them with one model")
+    longest = max((one.tokens - count for one, count in routes if one is not None), default=0)
+    if longest > 0:
+        why = f"a sequence has experts of {longest} tokens more than it has tokens"
+        raise UserError("routes", longest, why, "generate these rollouts again")
     empty = replace(known[0], data=b"")
     data = bytearray().join((one or empty).padded(count) for one, count in routes)
     kind = torch.uint8 if empty.width == 1 else torch.int16
@@ -228,7 +245,7 @@ def _forward(self: Any, hidden_states: Tensor) -> Tensor:
     log, number = vars(self).pop(ROUTING, (None, 0))
     logits, weights, experts = self.gate(x)
     if log is not None:
-        experts = log.experts_for(number, experts)
+        experts = log.experts_for(number, experts, logits.shape[-1])
         if log.is_replayed:
             weights = _weights(self.gate, logits, experts)
         probability = torch.softmax(logits, -1, dtype=torch.float32)

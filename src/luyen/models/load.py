@@ -54,14 +54,18 @@ def load_policy(
     vocabulary: int,
     seed: int = 0,
     may_be_plain: bool = False,
+    on_host: bool = False,
     field: str = _FIELD,
 ) -> Policy:
     """The policy of a run; `path` loads other weights of the same kind (reference, critic).
 
     `field` is the key that named them; `vocabulary` is the number of ids the tokenizer knows.
     `seed` decides the fresh weights of `init: random` and of an adapter, and nothing else.
-    With `may_be_plain` an architecture that cannot be packed is run by transformers itself.
+    With `may_be_plain` an architecture that cannot be packed is run by transformers itself. With
+    `on_host` weights wait in host memory for a rank to move its part to `device`; those that are
+    quantized do not.
     """
+    place, on_host = torch.device(device), on_host and model.quantization == "none"
     is_fresh = model.init == "random"
     source = inspect_folder(model, path or model.path, field=field, has_weights=not is_fresh)
 
@@ -71,13 +75,15 @@ def load_policy(
         has_adapter = model.lora_rank > 0 and path is None
         if has_adapter and model.quantization != "none":
             refuse_odd_numbers(net, source, field=field)
-            quantize(net, model, torch.device(device))
-        torch.nn.Module.to(net, torch.device(device))
+            quantize(net, model, place)
+        torch.nn.Module.to(net, "cpu" if on_host else place)
         detach_from_file(net)
         refuse_odd_numbers(net, source, field=field)
         if has_adapter:
             add_adapter(net, model, seed=seed)
-        return Policy(net, vocabulary=vocabulary, is_packed=is_packed)
+        return Policy(
+            net, vocabulary=vocabulary, is_packed=is_packed, device=place if on_host else None
+        )
 
     policy = _packed_or_plain(made) if may_be_plain else made(is_packed=True)
     save_memory(policy.model, model)

@@ -148,8 +148,18 @@ def _context(
 class Policy(nn.Module):
     """One model, shared by training and generation: the same modules, the same kernels."""
 
-    def __init__(self, model: PreTrainedModel, *, vocabulary: int, is_packed: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        vocabulary: int,
+        is_packed: bool = True,
+        device: torch.device | None = None,
+    ) -> None:
         """`vocabulary` is the number of ids the tokenizer knows.
+
+        `device` is where passes will run, if the weights are moved there later, in parts; None: the
+        weights are there.
 
         A model that cannot be packed is refused, unless `is_packed` is False: then it keeps its own
         attention, learns from padded sequences, and generates through the `hf` engine.
@@ -157,6 +167,7 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.is_packed = is_packed
+        self._device = device
         self.is_offloading = False
         """Whether activations wait for the backward pass in host memory."""
         self.sequence_split: SequenceSplit | None = None
@@ -167,23 +178,15 @@ class Policy(nn.Module):
         """Divides the output layer over ranks; None: this process has all of it."""
         self.least: Callable[[int], int] = int
         """The smallest of a number over the ranks that have parts of this model."""
-        config: Any = model.config.get_text_config()
-        given: dict[str, Any] = config.to_dict()
-        factor = float(given.get("logit_scale") or 1.0) / float(given.get("logits_scaling") or 1.0)
-        output: Any = model.get_output_embeddings()
-        if output is None:
-            why, fix = "it has no output layer that we know", "give a causal language model"
-            raise UserError("actor_rollout_ref.model.path", type(model).__name__, why, fix)
-        self.head = Head(
-            linear=output,
-            vocabulary=min(vocabulary, config.vocab_size),
-            softcap=given.get("final_logit_softcapping"),
-            scale=factor,
-        )
+        self.head = _head_of(model, vocabulary)
         if is_packed:
-            _refuse_adapted_head(output, self.device)
+            _refuse_adapted_head(self.head.linear, self.device)
             self.fused = prepare_layers(model, self.device)
-        self.is_exact = True
+        # Weights that wait elsewhere are checked there, with the products of that place; what lays
+        # them out on `device` sets this again.
+        self._is_exact = True
+        if device is None:
+            self.is_exact = True
         self._is_routed = is_packed and bool(routed_layers(model))
         if is_packed:
             refuse_what_cannot_be_packed(model, self.head)
@@ -199,7 +202,7 @@ class Policy(nn.Module):
     def is_exact(self, value: bool) -> None:
         self._is_exact = value
         if self.is_packed and self.device.type == "cuda":
-            choose_products(self.model, is_exact=value)
+            choose_products(self.model, is_exact=value, device=self._device)
             choose_experts(self.model, is_exact=value)
 
     @property
@@ -209,8 +212,8 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
+        """Where passes run."""
+        return self._device or next(self.parameters()).device
 
     def hidden(
         self,
@@ -354,6 +357,22 @@ class Policy(nn.Module):
             found = likeliest_targets(self.head, hidden.detach(), targets)
             scored = replace(scored, is_likeliest=found)
         return scored
+
+
+def _head_of(model: PreTrainedModel, vocabulary: int) -> Head:
+    """The output layer, and what the model does to its logits."""
+    config: Any = model.config.get_text_config()
+    given: dict[str, Any] = config.to_dict()
+    output: Any = model.get_output_embeddings()
+    if output is None:
+        why, fix = "it has no output layer that we know", "give a causal language model"
+        raise UserError("actor_rollout_ref.model.path", type(model).__name__, why, fix)
+    return Head(
+        linear=output,
+        vocabulary=min(vocabulary, config.vocab_size),
+        softcap=given.get("final_logit_softcapping"),
+        scale=float(given.get("logit_scale") or 1.0) / float(given.get("logits_scaling") or 1.0),
+    )
 
 
 def _refuse_adapted_head(output: Any, device: torch.device) -> None:

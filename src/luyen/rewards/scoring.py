@@ -11,6 +11,7 @@ from luyen.base.records import Prompt, Rollout, Score
 from luyen.rewards.calls import measuring
 from luyen.rewards.llm_judge.faults import is_outside
 from luyen.rewards.protocol import Group, Reward, StepReward
+from luyen.rewards.tree import LARGEST_SCORE, largest_in, too_large
 from luyen.telemetry.journal import WorkJournal
 from luyen.telemetry.progress import PROGRESS
 
@@ -130,6 +131,8 @@ async def _concurrently(
 
 
 def _with_score(rollout: Rollout, score: Score) -> Rollout:
+    if abs(largest := largest_in(score)) > LARGEST_SCORE:
+        score = replace(score, value=None, parts=(), by_turn=(), error=too_large(largest))
     if score.value is not None:
         return replace(rollout, score=score)
     return replace(rollout, score=score, fault=rollout.fault or f"reward: {score.error}")

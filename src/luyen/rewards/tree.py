@@ -167,6 +167,8 @@ class Node:
         value = shape(self.component, own.value)
         if not math.isfinite(value):
             return replace(own, value=None, error=f"{own.value} was judged: not a finite value")
+        if abs(value) > LARGEST_SCORE:
+            return replace(own, value=None, error=too_large(value))
         if value == own.value:
             return own
         unclipped = self.component.scale * own.value + self.component.shift
@@ -227,6 +229,8 @@ def below(
 
 ROOT = "reward"
 """Name at the top of every tree."""
+LARGEST_SCORE = 1e18
+"""Its square is still a number of fp32, in which advantages are computed."""
 STD_EPSILON = 1e-6
 """Added to the spread of a group before dividing by it, as the estimator `gdpo` does."""
 
@@ -260,6 +264,27 @@ def combined(parts: Sequence[Score], *, how: str, name: str = ROOT) -> Score:
     if how not in ("product", "min"):
         return replace(total(parts, name=name), combine=how)
     return _made(parts, name, how, math.prod if how == "product" else min)
+
+
+def too_large(value: float) -> str:
+    """The error of a score that is beyond what training computes with.
+
+    Example:
+        >>> too_large(1e300)
+        'a score of 1e+300 lies beyond 1e+18, the largest that training computes with'
+    """
+    largest = f"{LARGEST_SCORE:g}, the largest that training computes with"
+    return f"a score of {value:g} lies beyond {largest}"
+
+
+def largest_in(score: Score) -> float:
+    """The value of a tree that is farthest from 0, with its sign.
+
+    Example:
+        >>> largest_in(Score(name="a", value=1.0, parts=(Score(name="b", value=-3.0),)))
+        -3.0
+    """
+    return max([score.value or 0.0, *map(largest_in, score.parts)], key=abs)
 
 
 def _exact_sum(values: Sequence[float]) -> float:

@@ -217,7 +217,7 @@ T = TypeVar("T")
 
 @final
 class DeviceStream:
-    """The stream of a GPU that a thread generates on, beside that of the trainer's thread.
+    """The stream of a GPU that a thread generates on; the trainer's thread has another one.
 
     Decode steps read memory and training steps compute, so that the device does both at once.
 

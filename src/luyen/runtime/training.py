@@ -224,6 +224,11 @@ class TrainingEngine(Protocol):
         ...
 
 
+def loads_on_host(engine: str, device: str) -> bool:
+    """Whether models for a training engine are loaded into host memory: it moves their parts."""
+    return device == "cuda" and bool(training_engines.facts(engine).get("loads_on_host"))
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsOnRanks:
@@ -292,7 +297,7 @@ def single(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
     )
 
 
-@training_engines.register("fsdp2", splits=True)
+@training_engines.register("fsdp2", splits=True, loads_on_host=True)
 def fsdp2(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
     """Models sharded with PyTorch's FSDP2."""
     assert place.address is not None, "ranks meet somewhere"

@@ -33,7 +33,7 @@ _HASH = re.compile(r"(?:\w+:)?([0-9a-f]{6,64})")
 def run_directories(root: Path, *, deepest: int = _DEEPEST) -> Iterator[RunDirectory]:
     """The runs below a folder, by name; the folder itself where it is one. Runs hold no runs.
 
-    Folders below that this user may not look into are left out: one would hide all others.
+    Folders below that this user may not look into are left out: one would hide all the rest.
     """
     try:
         is_run = RunDirectory(root).exists

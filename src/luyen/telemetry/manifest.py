@@ -163,7 +163,7 @@ _FILTERS = r"^filter\..*\.(clean|process)$"
 def git_revision(folder: Path) -> dict[str, Any] | None:
     """Commit and whether files differ from it; None outside a repository or without git.
 
-    A repository may have come with a folder of somebody else, so that nothing that it names is
+    A repository may have come with a folder of another user, so that no program that it names is
     started: whether files differ stays None where it has filters, without which git cannot say.
     """
     commit = _git(folder, "rev-parse", "HEAD")

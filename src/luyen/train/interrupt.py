@@ -6,6 +6,7 @@ to save, and a signal ends the command at once.
 """
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,9 +33,12 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
+        self.number = number
         self.exit_code = interrupted_code(number)
 
 
+_SOON_S = 0.05
+"""Until a signal is sent again, so that the code that ignored it has ended."""
 STOPPABLE = ("generate", "score", "validate")
 """Phases that a signal ends at once: no weight changes in them."""
 
@@ -46,16 +50,29 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Inside, a signal raises `Stopped`, unless an `Interruption` is entered."""
+    """Inside, a signal raises `Stopped`, unless an `Interruption` is entered.
+
+    Python ignores what a `__del__` raises, and a signal may come while one runs: then it is sent
+    once more.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's form
         raise Stopped(number)
 
+    def send_again(ignored: Any) -> None:
+        if isinstance(ignored.exc_value, Stopped):
+            again = (threading.main_thread().ident, ignored.exc_value.number)
+            threading.Timer(_SOON_S, signal.pthread_kill, again).start()
+        else:
+            hook(ignored)
+
+    hook, sys.unraisablehook = sys.unraisablehook, send_again
     before = _handled_by(stop)
     try:
         yield
     finally:
         _restore(before)
+        sys.unraisablehook = hook
 
 
 @final

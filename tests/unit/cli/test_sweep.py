@@ -1,5 +1,9 @@
 """`luyen sweep`: which runs a grid and a list make, and that finished ones are not run again."""
 
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,3 +87,34 @@ def test_finished_runs_are_not_run_again_and_all_are_compared(
     assert "[1/2] seed=1: finished already" in text
     rows = [line.split()[:3] for line in text.splitlines()[-2:]]
     assert rows == [["seed=1", "1/1", "finished"], ["seed=2", "1/1", "finished"]]
+
+
+SAVES = """
+import pathlib, signal, sys, time
+def save(number, frame):
+    time.sleep(1)
+    pathlib.Path(sys.argv[1]).write_text(str(number))
+    sys.exit(128 + number)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, save)
+pathlib.Path(sys.argv[1] + ".begun").touch()
+time.sleep(60)
+"""
+SWEEPS = """
+import sys
+from luyen.cli.sweep import run_with_signals
+sys.exit(run_with_signals([sys.executable, "-c", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_of_a_sweep_is_given_its_signals_and_may_save(number: int, tmp_path: Path):
+    saved, begun = tmp_path / "saved", tmp_path / "saved.begun"
+    sweep = subprocess.Popen([sys.executable, "-c", SWEEPS, SAVES, str(saved)])
+    deadline = time.monotonic() + 60
+    while not begun.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # the sweep waits by now
+    sweep.send_signal(number)
+    assert sweep.wait(60) == 128 + number
+    assert saved.read_text() == str(int(number))

@@ -36,6 +36,7 @@ FIT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("data.train_files=arithmetic://sum?pairs=even",),
         ("data.train_files=arithmetic://sum?pairs=even", "trainer.stage=preference"),
     ),
+    "D21": (("data.train_files=PLAIN", "READ"), ("data.train_files=ASKED", "READ")),
     "D14": (("data.train_max_samples=0",), ("data.train_max_samples=1",)),
     "D15": (
         ("data.apply_chat_template_kwargs={tools: 3}",),

@@ -155,3 +155,23 @@ def test_a_disk_without_room_is_named_and_no_half_file_stays(tmp_path: Path):
     assert "--output = 'ours.yaml': it could not be written: File too large" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "ours.yaml").exists()
+
+
+def test_a_reader_that_closes_standard_output_does_not_lose_the_file(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(GRPO))
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "luyen", "migrate", "config.yaml", "--output", "ours.yaml"]
+    paths = os.pathsep.join(entry for entry in sys.path if entry)
+    try:
+        subprocess.run(
+            words,
+            cwd=tmp_path,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": paths},
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert yaml.safe_load((tmp_path / "ours.yaml").read_text())["trainer"]["stage"] == "rl"

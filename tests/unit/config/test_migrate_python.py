@@ -37,6 +37,13 @@ VALUES = {
     "a field with a factory": "class C:\n    lr: float = field(default=3e-4)\nx = C().lr",
     "an option": 'p.add_argument("--lr", type=float, default=3e-4)\na = p.parse_args()\nx = a.lr',
     "known options": 'p.add_argument("--lr", default=3e-4)\na, _ = p.parse_known_args()\nx = a.lr',
+    "options of a function": (
+        'def options():\n    p.add_argument("--lr", default=3e-4)\n    return p.parse_args()\n'
+        "a = options()\nx = a.lr"
+    ),
+    "an argument that is all options": (
+        'p.add_argument("--lr", default=3e-4)\ndef main(a):\n    x = a.lr\nmain(p.parse_args())'
+    ),
     "a choice": 'IS_LARGE = False\nx = 1.0 if IS_LARGE else 3e-4 if not IS_LARGE else "no"',
     "an annotation": "x: float = 3e-4",
     "several at once": "n, x = 4, 3e-4",
@@ -119,6 +126,30 @@ def test_a_length_of_the_trainer_wins_over_that_of_the_loader():
     loaded = "FastLanguageModel.from_pretrained('org/model', max_seq_length=512)\n"
     found = read(f"{loaded}SFTConfig(max_length=256)")
     assert found.keys["data.max_prompt_length"] + found.keys["data.max_response_length"] == 256
+
+
+def test_paths_tables_of_arguments_and_loaded_adapters_are_read():
+    found = read("""
+p.add_argument("--sft-checkpoint", default="out/sft")
+a = p.parse_args()
+out = Path("out") / "dpo"
+bnb = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype=torch.bfloat16)
+model = AutoPeftModelForCausalLM.from_pretrained(a.sft_checkpoint, quantization_config=bnb)
+words = {"model": model, "ref_model": None, "train_dataset": rows, "eval_dataset": held_out,
+    "args": DPOConfig(output_dir=str(out))}
+words["processing_class"] = tokenizer
+trainer = DPOTrainer(**words)
+""")
+    assert found.keys["trainer.default_local_dir"] == "out/dpo"
+    assert (entry(found, "adapter").value, entry(found, "adapter").column) == (
+        "out/sft",
+        "unavailable",
+    )
+    assert "data.val_files" in entry(found, "eval_dataset").outcome.note
+    assert entry(found, "bnb_4bit_compute_dtype").column == "implied"
+    assert entry(found, "bnb_4bit_use_double_quant").column == "implied"
+    assert not any(one.outcome.is_open for one in found.entries if one.source != "model")
 
 
 def test_changes_of_rows_and_objects_of_the_trainer_are_named():

@@ -6,11 +6,12 @@ import pytest
 import yaml
 
 from luyen.base.rundir import RunDirectory
-from luyen.config.check import check
+from luyen.config.check import check, no_row_is_read
 from luyen.config.loader.parse import stored_values
 from luyen.config.machine import Machine
 from luyen.config.problem import Problem
 from luyen.config.rules.all import RULES
+from luyen.data.first_rows import first_row_error
 from tests.unit.config.rule_cases import CASES
 
 LAPTOP = Machine(cpus=2, ram_bytes=16 * 1024**3, has_bf16=False)
@@ -32,6 +33,8 @@ FILES = {
     "rollout_engines.register('near', splits=True)(print)\n",
     "programs.yaml": "tools:\n  - builtin: python\n",
     "rows.jsonl": '{"prompt": []}\n',
+    "plain.jsonl": '{"prompt": "1+1="}\n',
+    "asked.jsonl": '{"prompt": [{"role": "user", "content": "1+1="}]}\n',
     "users.yaml": "interaction: [{class_name: package.Class}]\n",
 }
 
@@ -56,6 +59,8 @@ def places(tmp_path: Path) -> dict[str, str]:
     named = {
         "BEGUN": begun,
         "ROWS": tmp_path / "rows.jsonl",
+        "PLAIN": tmp_path / "plain.jsonl",
+        "ASKED": tmp_path / "asked.jsonl",
         "USERS": tmp_path / "users.yaml",
         "TOOLS": tmp_path / "tools.yaml",
         "BROKEN": tmp_path / "broken.yaml",
@@ -80,11 +85,12 @@ def problems(overrides: tuple[str, ...], places: dict[str, str]) -> list[Problem
     version = (2, 10) if "OLD" in words else (5, 19)
     report = check(
         [],
-        [word for word in words if word not in ("OLD", "BARE")],
+        [word for word in words if word not in ("OLD", "BARE", "READ")],
         machine=LAPTOP,
         installed=lambda package: False,
         versions=lambda package: version if package == "transformers" else (2, 13),
         missing_promises=lambda: ("files", "memory") if "BARE" in words else (),
+        row_error=first_row_error if "READ" in words else no_row_is_read,
     )
     return list(report.problems)
 

@@ -19,7 +19,7 @@ from luyen.engine.sharded_state import merge_sums
 from luyen.engine.step import merge_updates
 from luyen.models.lora import add_adapter
 from luyen.models.policy import Policy, ValueModel
-from luyen.runtime.training import RankPlace, ValueTraining, training_engines
+from luyen.runtime.training import RankPlace, ValueTraining, loads_on_host, training_engines
 from tests.tiny_models import DEVICE, tiny_net
 from tests.unit.engine.fsdp_cases import recorded
 from tests.unit.engine.fsdp_job import claim_host
@@ -50,9 +50,10 @@ class Form:
         return replace(self, engine="single", config={})
 
 
-def make_policy(form: Form, *, lora_rank: int = 0) -> Policy:
+def make_policy(form: Form, *, lora_rank: int = 0, on_host: bool = False) -> Policy:
     small = {"hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.1}
-    net = tiny_net(form.kind, **{**small, **form.model}).to(device=DEVICE)
+    net = tiny_net(form.kind, **{**small, **form.model})
+    net.to(device="cpu" if on_host else DEVICE)
     if lora_rank:
         lora = ModelConfig(path="", lora_rank=lora_rank, target_modules=form.target_modules)
         add_adapter(net, lora)
@@ -63,7 +64,8 @@ def make_policy(form: Form, *, lora_rank: int = 0) -> Policy:
                 parameter.data.copy_(0.05 * drawn)
     if form.is_checkpointed:
         net.gradient_checkpointing_enable({"use_reentrant": False})
-    return Policy(net, vocabulary=61).eval()
+    place = torch.device(DEVICE) if on_host else None
+    return Policy(net, vocabulary=61, device=place).eval()
 
 
 class Course:
@@ -76,13 +78,14 @@ class Course:
         self.together = min(together, place.ranks)
         engine = training_engines.get(form.engine)(place, config)
         self.passes = MicroBatching(max_tokens=64)
-        policy = make_policy(form, lora_rank=form.lora_rank)
+        on_host = loads_on_host(form.engine, str(place.device))
+        policy = make_policy(form, lora_rank=form.lora_rank, on_host=on_host)
         self.actor = engine.actor(policy, OPTIM, self.passes, temperature=0.9)
         self.reference = None
         if not form.lora_rank:
-            frozen = make_policy(form).requires_grad_(False)
+            frozen = make_policy(form, on_host=on_host).requires_grad_(False)
             self.reference = engine.frozen(frozen, temperature=0.9)
-        value = ValueModel(make_policy(form))
+        value = ValueModel(make_policy(form, on_host=on_host))
         value.value.weight.data.fill_(0.05)
         self.critic = engine.critic(value, OPTIM, self.passes, VALUES)
 

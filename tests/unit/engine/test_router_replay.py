@@ -188,3 +188,27 @@ def test_many_experts_take_two_bytes_and_a_sequence_that_is_read_twice_keeps_the
     assert list(joined.data) == [4, 5, 7]
     assert join_routes(None, later) is later
     assert join_routes(first, None) is first
+
+
+FORGED = {
+    "an expert that there is not": lambda routes: routes.index_fill(0, torch.tensor([0]), 200),
+    "one of two": lambda r: torch.stack([r[:, :, 0], torch.full_like(r[:, :, 0], 255)], -1),
+    "one twice": lambda routes: routes[:, :, :1].expand(-1, -1, 2).contiguous(),
+    "more layers": lambda routes: torch.cat([routes, routes[:, :1]], 1),
+    "fewer layers": lambda routes: routes[:, :1],
+}
+
+
+@pytest.mark.parametrize("name", [ROUTES, REPLAYED_ROUTES])
+@pytest.mark.parametrize("forged", FORGED)
+def test_routes_that_no_sampler_chose_are_refused(forged: str, name: str):
+    batch, routes = sampled("mixtral")
+    changed = batch.with_streams(**{name: FORGED[forged](routes)})
+    with pytest.raises(UserError, match="sampled with"):
+        engine(policy_of("mixtral"), "all at once").update(changed, OBJECTIVE, lr=0.01, seed=0)
+
+
+def test_routes_that_are_longer_than_their_sequence_do_not_shift_those_of_the_next():
+    known = ExpertRoutes(layers=1, chosen=2, width=1, data=bytes([3, 0, 1, 2, 1, 0]))
+    with pytest.raises(UserError, match="1 tokens more than it has"):
+        recorded_routes([(known, 2), (known, 4)])

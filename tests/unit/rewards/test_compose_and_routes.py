@@ -10,7 +10,7 @@ from luyen.config.reward_components import read_components
 from luyen.rewards.build import build_reward
 from luyen.rewards.tree import combined, total, with_part
 from tests.optional import needs
-from tests.unit.rewards.builders import config, group, prompt, scored, scores
+from tests.unit.rewards.builders import config, group, own, prompt, scored, scores
 
 PARTS = {
     "right": {"rule": "numeric", "weight": 2.0},
@@ -46,6 +46,29 @@ def test_a_sum_beyond_all_bounds_is_a_fault():
 def test_sums_that_no_float_holds_are_faults(values):
     parts = [Score(name=str(value), value=value) for value in values]
     assert total(parts).error == "the sum is not finite"
+
+
+HUGE = "def compute_score(solution_str, **given): return {'score': 1.0, 'x': eval(solution_str)}"
+
+
+@pytest.mark.parametrize("huge", ["1e19", "-1e308"])
+def test_a_score_that_fp32_could_not_square_is_a_fault_with_its_number(huge, tmp_path):
+    settings = config(custom_reward_function=own(tmp_path / "huge.py", HUGE))
+    plain, lost = scores(settings, prompt(), "0.5", huge)
+    assert plain.value == 1.0
+    assert lost.value is None
+    assert lost.error is not None
+    assert f"{float(huge):g} lies beyond 1e+18" in lost.error
+
+
+@pytest.mark.parametrize("combine", ["sum", "gdpo"])
+def test_a_component_beyond_all_bounds_is_a_fault_however_it_is_combined(combine):
+    huge = {"rule": "exact", "scale": 1e300}
+    settings = config(components={"a": huge, "b": {"rule": "exact"}}, combine=combine)
+    right, wrong = scores(settings, prompt("12"), "12", "13")
+    assert right.error is not None
+    assert "a: a score of 1e+300 lies beyond 1e+18" in right.error
+    assert wrong.value is not None
 
 
 @pytest.mark.parametrize("weights", [(0.6, 0.3, 0.1), (0.7, 0.2, 0.1), (0.8, 0.1, 0.1)])

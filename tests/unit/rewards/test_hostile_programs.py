@@ -2,6 +2,8 @@
 
 from time import process_time
 
+import pytest
+
 from luyen.rewards.rules.all import rule_rewards
 from luyen.rewards.rules.code import program_in
 from tests.unit.rewards.builders import config, prompt, scores
@@ -31,3 +33,26 @@ def test_a_row_of_blanks_behind_a_fence_is_read_in_time_linear_in_it():
         assert program_in(f"```{blanks}x") is not None
     assert program_in("```python3  \nx = 1\n  ```") == "x = 1"
     assert process_time() - began < 5
+    began = process_time()
+    for row in ("`" * 300_000, "```py " * 50_000, "```x\n" * 50_000, "x```\n" * 50_000):
+        assert program_in(row) is not None
+    assert process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("answer", "program"),
+    [
+        ("```py\r\nx = 1\r\ny = 2\r\n```\r\n", "x = 1\r\ny = 2"),
+        ('```py title="a.py"\nx = 1\n```', "x = 1"),
+        ("```Python {1,2}\nx = 1\n```", "x = 1"),
+        ("```python\nx = 1\n```\nIt prints:\n```text\n1\n```\n", "x = 1"),
+        ("```text\n```\n```python\nx = 1\n```", "x = 1"),
+        ("1. So:\n   ```python\n   if x:\n     y()\n   ```\n", "if x:\n  y()"),
+        ("````python\nx = '''\n```\n'''\n````\n", "x = '''\n```\n'''"),
+        ("Use ``` for\n```python\nx = 1\n```", "x = 1"),
+        ("```python\nx = 1\n```\n```\nx = 2", "x = 2"),
+        ("```cpp\nint x;\n```", "```cpp\nint x;\n```"),
+    ],
+)
+def test_the_program_of_an_answer_is_its_last_block_of_python(answer, program):
+    assert program_in(answer) == program

@@ -370,3 +370,67 @@ def test_a_verdict_of_the_judge_counts_beside_an_answer_that_holds_it(parse, ans
 )
 def test_objects_of_the_answer_do_not_take_the_judges_own_away(answer, reply, value):
     assert json_number_in(reply, "score", answer) == value
+
+
+TAKEN_BACK = [
+    ("choice", 'answer: "yes" - no!'),
+    ("choice", "Verdict: yes? No."),
+    ("choice", "Verdict: yes. No, wait: no."),
+    ("choice", "Verdict: yes\nActually, no."),
+    ("choice", "Verdict: yes, or rather no"),
+    ("choice", "Verdict: yes\nScratch that."),
+    ("choice", "Verdict: yes\nno"),
+    ("choice", "Yes. No!"),
+    ("choice", "[[yes]] - no!"),
+    ("choice", "Yes?"),
+    ("choice", "This is not [[yes]]"),
+    ("number", "Score: 10? No."),
+    ("number", "Score: 10. No, 2."),
+    ("number", "Score: 10\nNo: two."),
+    ("number", "Score: 10 (I mean 2)"),
+    ("number", "Score: 10... actually 2"),
+    ("number", "Score: 10. Scratch that."),
+    ("number", "[[10]] - no, 2"),
+    ("number", "Score: not 10"),
+    ("number", "I do not think it deserves a 10"),
+    ("number", "The score isn't 10"),
+    ("json", '{"score": 10} - no!'),
+    ("json", '{"score": 10}, I mean 2'),
+    ("json", 'Not {"score": 10}'),
+    ("regex", "grade 9? No, grade two"),
+    ("regex", "grade 9 - no!"),
+]
+
+
+@pytest.mark.parametrize("answer", ["", "[[10]] Score: 10, verdict: yes, grade 9", "yes"])
+@pytest.mark.parametrize(("parse", "reply"), TAKEN_BACK)
+def test_a_verdict_that_the_reply_takes_back_is_none(parse, reply, answer):
+    with pytest.raises((JudgeFault, Unscorable)):
+        _read(parse, answer, reply)
+
+
+@pytest.mark.parametrize(
+    ("parse", "reply"),
+    [
+        ("choice", "Yes, there is no error."),
+        ("choice", "Verdict: yes. No errors were found."),
+        ("choice", "**Verdict: yes**\n\nNo mistakes."),
+        ("choice", "[[yes]] - no problems at all"),
+        ("number", "Score: 10. No errors."),
+        ("number", "Score: 10, but 2 typos."),
+        ("number", "Score: 10 (I mean it)"),
+        ("number", "It is not bad, so 10."),
+        ("number", "Score: 10. Wait times are short."),
+        ("json", '{"score": 10}\nNo errors.'),
+        ("json", '{"score": 10} (not 2)'),
+        ("regex", "grade 9. No errors."),
+    ],
+)
+def test_words_like_those_that_take_a_verdict_back_leave_it(parse, reply):
+    assert _read(parse, "", reply) >= 9.0
+
+
+def test_a_no_that_is_the_verdict_itself_does_not_take_it_back():
+    assert choice_in("Verdict: no. No, it is not.", {"yes": 1.0, "no": 0.0}) == 0.0
+    with pytest.raises(JudgeFault, match="taken back"):
+        choice_in("Verdict: good. No, it is not.", {"good": 1.0, "bad": 0.0})

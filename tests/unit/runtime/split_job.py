@@ -47,8 +47,9 @@ def requests() -> list[Request]:
     ]
 
 
-def make_policy(shape: Shape, *, seed: int = 0) -> Policy:
-    net = tiny_net(shape.kind, seed=seed, initializer_range=0.1, **shape.model).to(device=DEVICE)
+def make_policy(shape: Shape, *, seed: int = 0, on_host: bool = False) -> Policy:
+    net = tiny_net(shape.kind, seed=seed, initializer_range=0.1, **shape.model)
+    net.to(device="cpu" if on_host else DEVICE)
     if shape.lora_rank:
         add_adapter(net, ModelConfig(path="", lora_rank=shape.lora_rank))
         for index, (name, parameter) in enumerate(net.named_parameters()):
@@ -56,7 +57,8 @@ def make_policy(shape: Shape, *, seed: int = 0) -> Policy:
                 generator = torch.Generator().manual_seed(100 * seed + index)
                 drawn = torch.randn(parameter.shape, generator=generator)
                 parameter.data.copy_(0.05 * drawn)
-    return Policy(net, vocabulary=VOCABULARY).eval()
+    place = torch.device(DEVICE) if on_host else None
+    return Policy(net, vocabulary=VOCABULARY, device=place).eval()
 
 
 def later_weights(shape: Shape) -> dict[str, Tensor]:
@@ -115,7 +117,7 @@ def be_rank(root: Path, world: int, rank: int, shapes: dict[str, Shape]) -> None
 
 def run(shape: Shape, ranks: EngineRanks, told: Path) -> dict[str, Any]:
     """On the first rank all there is to know; the trainer's ranks are the same processes."""
-    policy = make_policy(shape)
+    policy = make_policy(shape, on_host=True)
     ranks.divide(policy)
     engine = ranks.add(native(policy, **shape.engine), policy)
     found: dict[str, Any] = {}

@@ -5,6 +5,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -175,3 +176,24 @@ def test_before_the_first_step_a_signal_stops_at_once(number: signal.Signals):
     with pytest.raises(Stopped) as stopped, stopped_by_signals():
         signal.raise_signal(number)
     assert stopped.value.exit_code == 128 + number
+
+
+class Leaving:
+    """An object that is signalled while it goes, where Python ignores every exception."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):
+            pass
+
+
+def leave_and_wait() -> None:
+    Leaving()
+    time.sleep(5)
+
+
+def test_a_signal_that_a_del_swallows_is_sent_once_more(capfd):
+    with pytest.raises(Stopped) as stopped, stopped_by_signals():
+        leave_and_wait()
+    assert stopped.value.exit_code == 143
+    assert "Traceback" not in capfd.readouterr().err

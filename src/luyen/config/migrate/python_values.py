@@ -7,7 +7,7 @@ Everything else is open: text that begins with `OPEN`, with the code that comput
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, cast, final
@@ -20,8 +20,16 @@ _MOST_CHARACTERS, _MOST_PARTS, _LARGEST = 10_000, 10_000, 1e15
 """Longest text, most entries of a table and largest number that are computed."""
 _ROUNDS = 3
 """How often names are read: a name may be known only after one that stands below it."""
-_CONVERSIONS = {"float": float, "int": int, "str": str}
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "int": int,
+    "str": str,
+    # A path stands for its text.
+    "Path": lambda value: str(PurePosixPath(str(value))),
+}
 _JOINS = ("os.path.join", "path.join", "osp.join")
+_PARSES = ("parse_args", "parse_known_args")
+"""Methods of a parser of options that give all of them."""
 
 
 @final
@@ -100,6 +108,7 @@ def _assigned(
     tree: ast.Module, known: Mapping[str, Any], options: Fields
 ) -> Iterator[tuple[str, Any]]:
     """Every assignment to a name, with its value; classes with their fields."""
+    parsers = _parsers(tree)
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef(name=name, body=body):
@@ -108,12 +117,14 @@ def _assigned(
                 end.value is not None and all(map(_is_text, about)) and not _is_of_any(arguments)
             ):
                 yield name, _Function(arguments=arguments, result=end.value)
-            case ast.Assign(targets=[target], value=ast.Call(func=ast.Attribute(attr=called))) if (
-                called in ("parse_args", "parse_known_args") and options
-            ):
+            case ast.Assign(targets=[target], value=value) if options and _parses(value, parsers):
                 first = target.elts[0] if isinstance(target, ast.Tuple) else target
                 if isinstance(first, ast.Name):
                     yield first.id, options
+            case ast.Call(func=ast.Name(id=called), args=[value]) if options and _parses(
+                value, parsers
+            ):
+                yield from ((name, options) for name in _only_argument(tree, called))
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 yield name, value_of(value, known)
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
@@ -126,6 +137,35 @@ def _assigned(
                 yield name, value_of(value, known)
             case _:
                 continue
+
+
+def _parsers(tree: ast.Module) -> set[str]:
+    """Functions of the file that end with all options: `return parser.parse_args()`."""
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and isinstance(end := node.body[-1], ast.Return)
+        and end.value is not None
+        and _parses(end.value, ())
+    }
+
+
+def _parses(node: ast.expr, parsers: Container[str]) -> bool:
+    """Whether a call gives all options: of a parser, or of a function that ends with them."""
+    if not isinstance(node, ast.Call):
+        return False
+    is_method = isinstance(node.func, ast.Attribute) and node.func.attr in _PARSES
+    return is_method or (isinstance(node.func, ast.Name) and node.func.id in parsers)
+
+
+def _only_argument(tree: ast.Module, name: str) -> list[str]:
+    """The argument of a function of the file that has one alone: `main(parse_args())`."""
+    return [
+        node.args.args[0].arg
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == name and len(node.args.args) == 1
+    ]
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -379,6 +419,11 @@ def _calculated(node: ast.BinOp, left: Any, op: ast.operator, right: Any) -> Any
     if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Add):
         is_long = len(left) + len(right) > _MOST_CHARACTERS
         return _unknown(node) if is_long or is_open([left, right]) else left + right
+    if isinstance(left, str) and isinstance(right, str) and isinstance(op, ast.Div):
+        # Only paths are divided by text.
+        is_long = len(left) + len(right) > _MOST_CHARACTERS
+        is_known = not is_long and not is_open([left, right])
+        return str(PurePosixPath(left, right)) if is_known else _unknown(node)
     if not (isinstance(left, int | float) and isinstance(right, int | float)):
         return _unknown(node)
     if max(abs(left), abs(right)) > _LARGEST:

@@ -435,6 +435,9 @@ RULES: dict[str, Rule] = {
     "lr_scheduler_type": lambda value, source: scheduler(str(value), source),
     "lr_scheduler_kwargs.min_lr_rate": named(f"{OPTIM}.min_lr_ratio"),
     "lr_scheduler_kwargs.min_lr": _least_rate,
+    "lr_scheduler_kwargs.min_lr_ratio": named(f"{OPTIM}.min_lr_ratio"),
+    "lr_scheduler_kwargs.num_decay_steps": never("wsd goes down in the last tenth of the steps"),
+    "lr_scheduler_kwargs.num_stable_steps": always("wsd holds the rate until it goes down"),
     "warmup_ratio": _warm_up_ratio,
     "warmup_steps": _warm_up_steps,
     "weight_decay": named(f"{OPTIM}.weight_decay"),
@@ -465,6 +468,8 @@ RULES: dict[str, Rule] = {
     "load_in_4bit": _four_bits,
     "load_in_8bit": never("weights are not quantised: bfloat16 takes twice the memory"),
     "use_bnb_nested_quant": _nested,
+    "bnb_4bit_use_double_quant": _nested,
+    "bnb_4bit_compute_dtype": always("products are computed in model.dtype"),
     "bnb_4bit_quant_type": choose(
         lambda value: value == "nf4", implied("4-bit weights are nf4"), missing("only nf4 is here")
     ),

@@ -411,9 +411,11 @@ def _other_calls(
             found |= _trainer(call, known)
         elif name == "from_pretrained" and _loads_policy(call):
             found = {**_policy(call, known), **found}
-        elif ast.unparse(call.func) == "PeftModel.from_pretrained" and len(call.args) > 1:
+        elif name == "from_pretrained" and "PeftModel" in (loader := ast.unparse(call.func)):
             merges = any(_called(other) == "merge_and_unload" for other in calls)
-            found["merged_adapter" if merges else "adapter"] = value_of(call.args[1], known)
+            place = call.args[:1] if "AutoPeftModel" in loader else call.args[1:2]
+            for node in place:
+                found["merged_adapter" if merges else "adapter"] = value_of(node, known)
     found |= _changes_of_rows(calls)
     taken = {SYNONYMS.get(key, key) for key in values}
     return {key: v for key, v in found.items() if SYNONYMS.get(key, key) not in taken}
@@ -454,23 +456,28 @@ def _loads_policy(call: ast.Call) -> bool:
 
 def _trainer(call: ast.Call, known: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    models = [call.args[0]] if call.args else []
-    models += [keyword.value for keyword in call.keywords if keyword.arg == "model"]
-    for model in (value_of(node, known) for node in models):
-        if isinstance(model, str) and not is_open(model):
-            found["model_name_or_path"] = model
+    words = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    # A value, and how the script writes it.
+    given = {name: (value_of(node, known), ast.unparse(node)) for name, node in words.items()}
     for keyword in call.keywords:
-        if keyword.arg == "ref_model":
-            reference = value_of(keyword.value, known)
-            if reference is not None:
-                found["ref_model"] = reference
-        if keyword.arg == "reward_funcs":
-            parts = keyword.value.elts if isinstance(keyword.value, ast.List) else [keyword.value]
-            found["reward_funcs"] = [ast.unparse(part).strip("'\"") for part in parts]
-        if keyword.arg in _TRAINER_KEYS:
-            found[keyword.arg] = value_of(keyword.value, known)
-        if keyword.arg in _TRAINER_OBJECTS and value_of(keyword.value, known) is not None:
-            found[keyword.arg] = ast.unparse(keyword.value)
+        table = value_of(keyword.value, known) if keyword.arg is None else None
+        if isinstance(table, dict):
+            given |= {n: (v, str(v)) for n, v in cast(dict[str, Any], table).items()}
+    if call.args:
+        given["model"] = (value_of(call.args[0], known), "")
+    for name, (value, text) in given.items():
+        if name == "model" and isinstance(value, str) and not is_open(value):
+            found["model_name_or_path"] = value
+        elif name == "ref_model" and value is not None:
+            found["ref_model"] = value
+        elif name == "reward_funcs" and name in words:
+            node = words[name]
+            parts = node.elts if isinstance(node, ast.List) else [node]
+            found[name] = [ast.unparse(part).strip("'\"") for part in parts]
+        elif name in _TRAINER_KEYS:
+            found[name] = value
+        elif name in _TRAINER_OBJECTS and value is not None:
+            found[name] = text.removeprefix(OPEN)
     return found
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from luyen.base.errors import UserError, did_you_mean
+from luyen.base.errors import UserError, did_you_mean, shortened
 from luyen.base.input_files import expanded
 from luyen.config.dataset_facts import (
     QUERIES,
@@ -59,6 +59,18 @@ def data_files_exist(s: RuleContext) -> Iterator[Finding]:
             except UserError as error:
                 why = f"{error.value}: {error.why}"
                 yield Finding(field=f"data.{field}", why=why, fix=error.fix)
+
+
+@rule("D21", "error")
+def first_rows_can_be_read(s: RuleContext) -> Iterator[Finding]:
+    """The first row of every file is one that the stage reads."""
+    data = s.config.data
+    for field, paths in (("train_files", data.train_files), ("val_files", data.val_files)):
+        for path in paths:
+            error = s.row_error(s.config, path)
+            if error is not None:
+                said = f"{error.field} = {shortened(error.value)!r}: {error.why}"
+                yield Finding(field=f"data.{field}", why=said, fix=error.fix)
 
 
 @rule("D03", "warning")

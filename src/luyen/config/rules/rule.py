@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from luyen.base.errors import UserError
 from luyen.base.input_files import expanded
 from luyen.config.catalog import EstimatorFacts, LossFacts
 from luyen.config.fields import all_fields
@@ -50,6 +51,8 @@ class RuleContext:
     """Version of an installed package."""
     missing_promises: Callable[[], tuple[str, ...]]
     """Promises of the sandbox that this machine cannot keep."""
+    row_error: Callable[[RunConfig, str], UserError | None]
+    """Why training would refuse the first row of a file."""
 
     @property
     def estimator(self) -> EstimatorFacts | None:

@@ -25,7 +25,7 @@ _LN2 = tl.constexpr(0.6931471805599453)
 _SHARED_BYTES = 160 * 1024
 """Of a multiprocessor's shared memory, what one program takes at most."""
 HALF_SHARED_BYTES = 108 * 1024
-"""What two programs beside each other may take each."""
+"""What each of two programs on one multiprocessor may take."""
 
 
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:

@@ -370,7 +370,7 @@ def _launch(keys: Tensor, is_split: bool, warps: int | None, stages: int | None)
     padded = max(16, triton.next_power_of_2(keys.shape[3]))
     fitting = stages or usual[1]
     if stages is None and is_split:
-        # A split is short: while one begins or ends, another one beside it keeps memory busy.
+        # A split is short: while one begins or ends, another one there keeps memory busy.
         fitting = fitting_stages(fitting, padded, keys.element_size(), HALF_SHARED_BYTES)
     fitting = fitting_stages(fitting, padded, keys.element_size())
     return {

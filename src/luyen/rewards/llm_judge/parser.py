@@ -19,7 +19,16 @@ from luyen.rewards.llm_judge.faults import (
     JudgeFault,
     quoted_end,
 )
-from luyen.rewards.llm_judge.quotations import QUOTATION_MARKS, JudgeReply, own_ends, plain
+from luyen.rewards.llm_judge.quotations import (
+    QUOTATION_MARKS,
+    JudgeReply,
+    corrections,
+    is_refused,
+    is_taken_back,
+    own_ends,
+    plain,
+    taken_back,
+)
 from luyen.rewards.rules.rule import Unscorable
 
 # Finds the score in a judge's reply. Two different scores, or a range, count as none.
@@ -111,7 +120,22 @@ def _settled(found: list[re.Match[str]], text: str) -> list[re.Match[str]]:
             raise JudgeFault(
                 UNPARSABLE, f"a range, or a number that goes on, in {quoted_end(text)}"
             )
+        _stands(text, match.start(), match.end(), float(match["number"]))
     return found
+
+
+def _stands(text: str, start: int, end: int, number: float | None = None) -> None:
+    """A JudgeFault where a verdict is denied, asked for, taken back, or corrected to a number."""
+    is_void = is_taken_back(text, start, end) or is_refused(text, end)
+    if number is not None:
+        others = [_ANY.match(text, at) for at, is_led in corrections(text, end) if is_led]
+        is_void |= any(
+            float(other["number"]) != number and not _COUNTS.match(text, other.end())
+            for other in others
+            if other is not None
+        )
+    if is_void:
+        raise taken_back(text)
 
 
 def _only(found: list[re.Match[str]], text: str) -> ScoreMention:
@@ -184,7 +208,7 @@ def _own_score(reply: JudgeReply) -> ScoreMention:
     ends = {match.end() for match in outer}
     loose = [m for m in every if m.end() in ends or not reply.is_quoted(m.start())]
     if not _ANY.search(own):
-        found = _only(loose, text)
+        found = _only(_settled(loose, text), text)
         if not outer:
             raise reply.contested()
         return found
@@ -196,6 +220,7 @@ def _own_score(reply: JudgeReply) -> ScoreMention:
     contenders = loose if is_partial else outer
     if any(float(match["number"]) != float(found.number) for match in contenders):
         raise reply.contested()
+    _settled(outer, text)
     return found
 
 
@@ -253,7 +278,24 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
         raise JudgeFault(
             UNPARSABLE, f"{how} of {', '.join(choices)} settled on in {quoted_end(text)}"
         )
+    where = own if answer else text
+    decisive = [match for place in places for match in place.finditer(where)]
+    _hold(decisive or [m for m in [opening.match(where)] if m], where, one, choices)
+    _hold([match for match in again if said.stands_out(match)], text, one, choices)
     return scores.pop()
+
+
+def _hold(found: list[re.Match[str]], text: str, one: str, choices: Mapping[str, float]) -> None:
+    """A JudgeFault where one of the verdicts is taken back, or another one follows at once."""
+    can_be_no = any(name.casefold() in ("no", "nope") for name in choices)
+    another = re.compile(rf"{one}(?=[*_\"')\]`]*(?:[.,:;!?\n]|\Z))")
+    for match in found:
+        others = [another.match(text, at) for at, _ in corrections(text, match.end())]
+        values = {_score_of(one[1], choices) for one in [match, *others] if one is not None}
+        if len(values) > 1 or is_taken_back(text, match.start(), match.end()):
+            raise taken_back(text)
+        if not can_be_no and is_refused(text, match.end()):
+            raise taken_back(text)
 
 
 def _choice_places(choices: Mapping[str, float]) -> tuple[str, tuple[re.Pattern[str], ...]]:
@@ -314,25 +356,26 @@ def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
     claimed = [_at(tree, json_key) for tree, _ in _objects(answer)]
     name = re.escape(json_key.rpartition(".")[2])
     claimed += re.findall(rf"{name}(?:\W|\bis\b|\bof\b){{0,8}}?({_NUMBER})", answer, re.IGNORECASE)
-    own: list[Any] = []
-    theirs: list[tuple[Any, bool]] = []
+    own: list[tuple[Any, slice]] = []
+    theirs: list[tuple[Any, slice]] = []
     for tree, place in _objects(said.text):
         found = _at(tree, json_key)
-        if found is not None and (_is_among(found, claimed) or said.holds(said.text[place])):
-            theirs.append((found, _is_alone(said, place, json_key)))
-        elif found is not None:
-            own.append(found)
-    outer = [found for found, is_alone in theirs[:1] if is_alone]
-    if (outer and own and outer != own[:1]) or (theirs and not own and not outer):
+        if found is not None:
+            is_theirs = _is_among(found, claimed) or said.holds(said.text[place])
+            (theirs if is_theirs else own).append((found, place))
+    outer = [one for one in theirs[:1] if _is_alone(said, one[1], json_key)]
+    if (outer and own and outer[0][0] != own[0][0]) or (theirs and not own and not outer):
         raise said.contested()
     if not own + outer:
         why = f"no JSON object with a number under {json_key} in {quoted_end(said.text)}"
         raise JudgeFault(UNPARSABLE, why)
-    value = (own or outer)[0]
+    value, place = (own or outer)[0]
     if isinstance(value, _Twice):
         why = f"{json_key} is given twice, as {value.first} and {value.then}"
         raise JudgeFault(UNPARSABLE, why)
-    return finite(value)
+    number = finite(value)
+    _stands(said.text, place.start, place.stop, number)
+    return number
 
 
 def _is_among(found: "str | int | float | _Twice", claimed: list[Any]) -> bool:
@@ -424,7 +467,10 @@ def pattern_number_in(text: str, pattern: str, answer: str = "") -> float:
     found = own or outer
     if not found or found[-1].group(1) is None:
         raise Unscorable("no match")
-    return float(found[-1].group(1))
+    last = found[-1]
+    if is_taken_back(text, last.start(), last.end()) or is_refused(text, last.end()):
+        raise Unscorable("a match that is taken back")
+    return float(last.group(1))
 
 
 def finite(value: str | float) -> float:

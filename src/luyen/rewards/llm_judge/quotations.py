@@ -1,4 +1,4 @@
-"""What a judge repeats of the answer, by which the answer would score itself.
+"""Verdicts that are not a judge's own: those it repeats of the answer, and those it takes back.
 
 A verdict that stands in the answer too may still be the judge's own. It counts where it begins or
 ends the reply, outside of quotation marks, and where nothing else in the reply contradicts it.
@@ -7,7 +7,7 @@ ends the reply, outside of quotation marks, and where nothing else in the reply 
 import re
 import unicodedata
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 from luyen.rewards.llm_judge.faults import UNPARSABLE, JudgeFault, quoted_end
@@ -53,6 +53,79 @@ _LABELLED = re.compile(
     r"(?:score|rating|grade|mark|points?)",
     re.IGNORECASE,
 )
+
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|hardly|instead\s+of|rather\s+than|far\s+from)|n['\u2019]t)\W+"
+    r"(?:(?:a|an|the|worth|quite|be|deserves?|give|get|it|this|that|it['\u2019]s|say|think|believe"
+    r"|score|rating|verdict|is|of)\W+){0,5}\Z",
+    re.IGNORECASE,
+)
+"""Before a verdict: that it is none."""
+_TAKEN_BACK = re.compile(
+    r"[\"'\u201d\u2019*_`)\]]{0,6}\s?\?"
+    r"|\W{1,12}(?:wait|scratch (?:that|it)|strike that|on second thoughts?|forget (?:that|it)"
+    r"|never ?mind|correction|i take (?:that|it) back)(?=\s*(?:[^\w\s]|\Z))",
+    re.IGNORECASE,
+)
+"""Behind a verdict: a question mark, or words that take it back."""
+_REFUSED = re.compile(r"\W{1,12}(?:no|nope)(?=\s*(?:[^\w\s]|\Z))", re.IGNORECASE)
+_GAP = re.compile(r"\W{1,12}")
+_LEADING = re.compile(
+    r"(no|nope|wait|actually|rather|i\W+mean|correction|sorry|instead|make\W+it|change\W+it\W+to"
+    r"|on\W+second\W+thought)\b\W{1,4}|(?:or|but|hmm?|well|in\W+fact|oh|that|i|guess|think)\b\W{1,4}",
+    re.IGNORECASE,
+)
+"""Words between a verdict and its correction; the first group corrects by itself."""
+_MOST_LEADING = 6
+
+
+def is_taken_back(text: str, start: int, end: int) -> bool:
+    """Whether what stands around a verdict denies it, asks for it, or takes it back.
+
+    Example:
+        >>> is_taken_back("not a 7", 6, 7), is_taken_back("7?", 0, 1), is_taken_back("7!", 0, 1)
+        (True, True, False)
+    """
+    before = text[max(start - _NEAR, 0) : start]
+    return _DENIED.search(before) is not None or _TAKEN_BACK.match(text, end) is not None
+
+
+def taken_back(text: str) -> JudgeFault:
+    """The fault where a reply takes its verdict back, or corrects it.
+
+    Example:
+        >>> str(taken_back("Score: 7? No."))
+        "judge unparsable: a verdict that is taken back in 'Score: 7? No.'"
+    """
+    return JudgeFault(UNPARSABLE, f"a verdict that is taken back in {quoted_end(text)}")
+
+
+def is_refused(text: str, end: int) -> bool:
+    """Whether a `no` of its own stands directly behind a verdict.
+
+    Example:
+        >>> is_refused("7? No!", 2), is_refused("7. No errors.", 1)
+        (True, False)
+    """
+    return _REFUSED.match(text, end) is not None
+
+
+def corrections(text: str, end: int) -> Iterator[tuple[int, bool]]:
+    """Where the correction of a verdict could stand, and whether words of a correction lead to it.
+
+    Example:
+        >>> list(corrections("7, or rather 3", 1))
+        [(3, False), (6, False), (13, True)]
+    """
+    gap = _GAP.match(text, end)
+    at, is_led = (gap.end() if gap else len(text)), False
+    for _ in range(_MOST_LEADING):
+        yield at, is_led
+        word = _LEADING.match(text, at)
+        if word is None:
+            return
+        at, is_led = word.end(), is_led or word[1] is not None
+    yield at, is_led
 
 
 def plain(text: str) -> str:

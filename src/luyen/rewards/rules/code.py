@@ -62,8 +62,12 @@ def _value(text: str) -> Any:
         return text
 
 
-# Blanks are taken whole: tried at every length, a row of them would take the square of its length.
-_FENCED = re.compile(r"```[ \t]*+(?:python3?|py)?[ \t]*+\n(.*?)(?:\n[ \t]*+```|\Z)", re.DOTALL)
+# What repeats is taken whole: a row of it, tried at every length, would take its length's square.
+_OPENS = re.compile(
+    r"(?P<before>^[ \t]*+)?(?<!`)(?P<fence>`{3,}+)(?P<info>[^`\n]*+)\n", re.MULTILINE
+)
+_PYTHON = re.compile(r"\s*(?i:(?:python[\d.]*|py)(?:[\s{,].*)?)?")
+"""What stands behind the marks that open a block of Python: nothing, or `py title="a.py"`."""
 _MARGIN_S = 1.0
 """What is left of the time for a score when the tests are stopped."""
 
@@ -116,14 +120,29 @@ def first_forgeable(tests: Sequence[Test]) -> int | None:
 
 
 def program_in(text: str) -> str:
-    """The last fenced block of an answer; without a fence, all of it.
+    """The last fenced block of Python, or of no language; an answer without one is taken whole.
 
     Example:
         >>> program_in("First:\\n```python\\nx = 1\\n```\\nBetter:\\n```python\\nx = 2\\n```")
         'x = 2'
     """
-    found = _FENCED.findall(text)
-    return found[-1] if found else text
+    program, at = text, 0
+    while opened := _OPENS.search(text, at):
+        at, indent = opened.end(), opened["before"]
+        is_python = _PYTHON.fullmatch(opened["info"]) is not None
+        if not is_python and indent is None:
+            continue
+        closed = re.compile(rf"^[ \t]*+{opened['fence']}", re.MULTILINE).search(text, at)
+        if is_python:
+            lines = text[at : closed.start() if closed else len(text)]
+            program = _outdented(lines, len(indent or "")).removesuffix("\n").removesuffix("\r")
+        at = closed.end() if closed else len(text)
+    return program
+
+
+def _outdented(lines: str, width: int) -> str:
+    """Lines of a block without the indentation of its fence."""
+    return re.sub(rf"^[ \t]{{1,{width}}}", "", lines, flags=re.MULTILINE) if width else lines
 
 
 def tests_of(truth: Any) -> list[Test]:

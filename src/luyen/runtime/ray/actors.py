@@ -144,7 +144,7 @@ def wait_for_nodes(
 ) -> Sequence[NodeOffer]:
     """Living nodes, as soon as they have the devices of a run, or after `devices_s`.
 
-    Nodes may still join a cluster that others started, or replace one that was lost; a cluster of
+    Nodes may still join a cluster that runs already, or replace one that was lost; a cluster of
     this process stays as it is.
     """
     until = time.monotonic() + timeouts.devices_s

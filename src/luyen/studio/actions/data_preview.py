@@ -18,13 +18,13 @@ from luyen.base.process_setup import prepare_process
 from luyen.base.records import Prompt
 from luyen.base.secrets import masked
 from luyen.config.schema.run import RunConfig
-from luyen.data.build import frame_of
 from luyen.data.formats.detect import Kind
 from luyen.data.formats.read import PromptOptions, RowReader, open_rows
 from luyen.data.formats.records import AnyRow
 from luyen.data.formats.render import in_tokens
 from luyen.data.offline import as_conversation, longest, teaches_nothing
 from luyen.data.render import Renderer
+from luyen.data.rows import frame_of
 from luyen.pipeline.policy_loading import read_config
 from luyen.rollout.build import build_tool_environment
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer

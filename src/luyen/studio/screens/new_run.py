@@ -15,6 +15,7 @@ from luyen.config.check import batch_lines, check, offline_lines
 from luyen.config.explain import json_schema
 from luyen.config.fields import all_fields
 from luyen.config.machine import this_machine
+from luyen.data.first_rows import first_row_error
 from luyen.sandbox.launch import missing
 from luyen.studio.screens.records import finding_json, memory_bars, problem_json
 
@@ -76,7 +77,7 @@ def check_text(text: str, overrides: Sequence[str]) -> dict[str, Any]:
         file.write_text(text)
         try:
             report = check([file], list(overrides), machine=this_machine(),
-                           missing_promises=missing)  # fmt: skip
+                           missing_promises=missing, row_error=first_row_error)  # fmt: skip
         except UserError as error:
             gone = finding_json("error", error.field, error.why, error.fix)
             return {"ok": False, "findings": [gone], "plan": {"lines": [], "memory": []},

@@ -27,7 +27,7 @@ from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.pools import CRITIC, REFERENCE, REWARD, PoolFacts, plan_pools
 from luyen.runtime.roles import Roles
 from luyen.runtime.split_engine import EngineRanks
-from luyen.runtime.training import RankPlace, TrainingEngine, training_engines
+from luyen.runtime.training import RankPlace, TrainingEngine, loads_on_host, training_engines
 from luyen.runtime.worker import TrainWorker
 from luyen.train.batch import RequiredSignals
 from luyen.train.builders.reward import ray_reward_model
@@ -149,7 +149,17 @@ def make_rank(
     import_plugins(config.trainer.plugins)
     engine = join_engine(config, device, rank, ranks, address)
     tokenizer = load_run_tokenizer(config)
-    return build_worker(config, tokenizer, needs, device, rank=rank, engine=engine, roles=roles)
+    name = training_engine(config.actor_rollout_ref.actor.strategy, ranks)
+    return build_worker(
+        config,
+        tokenizer,
+        needs,
+        device,
+        rank=rank,
+        engine=engine,
+        on_host=loads_on_host(name, device),
+        roles=roles,
+    )
 
 
 def join_engine(
@@ -201,7 +211,8 @@ def make_replica_rank(
     )
     engine_ranks = EngineRanks(place, faulty=faulty)
     tokenizer = load_run_tokenizer(config)
-    policy = initial_policy(config, tokenizer, device)
+    # A rank moves only its part of the weights to its device.
+    policy = initial_policy(config, tokenizer, device, on_host=device == "cuda")
     choose_threads(policy)
     if config.trainer.max_staleness > 0:
         engine = versioned_engines(

@@ -53,7 +53,9 @@ TRAINERS = ("actor", "reference", "teacher", "critic")
 _FIELD = "distill.teacher_path"
 
 
-def load_teacher(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
+def load_teacher(
+    config: RunConfig, tokenizer: Tokenizer, device: str, *, on_host: bool = False
+) -> Policy:
     """Load the frozen teacher; it is not part of checkpoints.
 
     `tokenizer` is the student's. A UserError where the vocabularies differ: their probabilities
@@ -68,7 +70,12 @@ def load_teacher(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy
         own = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
         _refuse_other_ids(path, tokenizer.difference(own))
         teacher = load_policy(
-            model, device=device, vocabulary=tokenizer.size, may_be_plain=True, field=_FIELD
+            model,
+            device=device,
+            vocabulary=tokenizer.size,
+            may_be_plain=True,
+            on_host=on_host,
+            field=_FIELD,
         )
     except UserError as error:
         raise UserError(_FIELD, path, error.why, error.fix) from error
@@ -137,12 +144,13 @@ def build_worker(
     *,
     rank: int = 0,
     engine: TrainingEngine | None = None,
+    on_host: bool = False,
     roles: Collection[str] = TRAINERS,
 ) -> TrainWorker:
     """Build actor, reference, teacher and critic of a process: those that the run needs.
 
-    `engine` lays them over the ranks; None: the engine of a process alone. `roles` are those of
-    this process; the rest are in pools of their own.
+    `engine` lays them over the ranks, from host memory with `on_host`; None: the engine of a
+    process alone. `roles` are those of this process; the rest are in pools of their own.
     """
     arr = config.actor_rollout_ref
     if engine is None:
@@ -151,13 +159,16 @@ def build_worker(
     at = arr.rollout.temperature
     actor = reference = teacher = critic = None
     if "actor" in roles:
-        actor = build_actor(config, tokenizer, device, engine)
+        policy = initial_policy(config, tokenizer, device, on_host=on_host)
+        actor = build_actor(config, policy, engine)
     if "reference" in roles and needs.reference and arr.model.lora_rank == 0:
-        reference = engine.frozen(reference_policy(config, tokenizer, device), temperature=at)
+        frozen = reference_policy(config, tokenizer, device, on_host=on_host)
+        reference = engine.frozen(frozen, temperature=at)
     if "teacher" in roles and needs.teacher:
-        teacher = engine.frozen(load_teacher(config, tokenizer, device), temperature=at)
+        frozen = load_teacher(config, tokenizer, device, on_host=on_host)
+        teacher = engine.frozen(frozen, temperature=at)
     if "critic" in roles and needs.values:
-        value = critic_model(config, tokenizer, device)
+        value = critic_model(config, tokenizer, device, on_host=on_host)
         if actor is None:
             choose_threads(value)
         critic = build_critic(config, value, engine)
@@ -166,12 +177,9 @@ def build_worker(
     return TrainWorker(rank=rank, actor=actor, reference=reference, teacher=teacher, critic=critic)
 
 
-def build_actor(
-    config: RunConfig, tokenizer: Tokenizer, device: str, engine: TrainingEngine
-) -> PolicyLearner:
+def build_actor(config: RunConfig, policy: Policy, engine: TrainingEngine) -> PolicyLearner:
     """Build the actor."""
     arr = config.actor_rollout_ref
-    policy = initial_policy(config, tokenizer, device)
     choose_threads(policy)
     passes = actor_passes(arr.actor)
     return engine.actor(policy, arr.actor.optim, passes, temperature=arr.rollout.temperature)
@@ -191,14 +199,17 @@ def micro_batching(config: RunConfig, needs: RequiredSignals) -> RoleMicroBatchi
     )
 
 
-def initial_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
-    """The policy that a run starts from."""
+def initial_policy(
+    config: RunConfig, tokenizer: Tokenizer, device: str, *, on_host: bool = False
+) -> Policy:
+    """The policy that a run starts from; `on_host` if a rank will move its part to the device."""
     return load_policy(
         config.actor_rollout_ref.model,
         device=device,
         vocabulary=tokenizer.size,
         seed=config.trainer.seed,
         may_be_plain=may_be_plain(config),
+        on_host=on_host,
     )
 
 
@@ -304,11 +315,12 @@ def versioned_engines(
     Each has its own copy of trainable parameters; frozen ones are shared with the policy, except
     where `ranks` divide each copy.
     """
+    on_host = ranks is not None and device == "cuda"
     own = {name: p for name, p in policy.named_parameters() if not p.requires_grad}
     frozen = own if ranks is None else {}
 
     def make() -> RolloutEngine:
-        copied = initial_policy(config, tokenizer, device)
+        copied = initial_policy(config, tokenizer, device, on_host=on_host)
         for name, parameter in copied.named_parameters():
             if name in frozen:
                 parameter.data = frozen[name].data
@@ -319,12 +331,13 @@ def versioned_engines(
     return VersionedEngines(make, versions=versions)
 
 
-def reference_policy(config: RunConfig, tokenizer: Tokenizer, device: str) -> Policy:
+def reference_policy(
+    config: RunConfig, tokenizer: Tokenizer, device: str, *, on_host: bool = False
+) -> Policy:
     """The frozen reference: `ref.path`, or the initial policy."""
     arr = config.actor_rollout_ref
-    reference = _other_weights(
-        config, arr.ref.path, tokenizer, device, "actor_rollout_ref.ref.path"
-    )
+    field = "actor_rollout_ref.ref.path"
+    reference = _other_weights(config, arr.ref.path, tokenizer, device, field, on_host=on_host)
     reference.requires_grad_(False)
     reference.is_exact = arr.rollout.deterministic
     return reference
@@ -364,7 +377,13 @@ def log_prob_passes(block: LogProbBatchingConfig, actor: ActorConfig) -> MicroBa
 
 
 def _other_weights(
-    config: RunConfig, path: str | None, tokenizer: Tokenizer, device: str, field: str
+    config: RunConfig,
+    path: str | None,
+    tokenizer: Tokenizer,
+    device: str,
+    field: str,
+    *,
+    on_host: bool,
 ) -> Policy:
     """The initial policy, or the pretrained weights at `path`; `field` is the key of the path."""
     model = config.actor_rollout_ref.model
@@ -377,6 +396,7 @@ def _other_weights(
         vocabulary=tokenizer.size,
         seed=config.trainer.seed,
         may_be_plain=may_be_plain(config),
+        on_host=on_host,
         field=field if path is not None else "actor_rollout_ref.model.path",
     )
 
@@ -398,10 +418,12 @@ def value_aggregation(config: RunConfig) -> str:
     return config.critic.loss_agg_mode or actor.loss_agg_mode or "token-mean"
 
 
-def critic_model(config: RunConfig, tokenizer: Tokenizer, device: str) -> ValueModel:
+def critic_model(
+    config: RunConfig, tokenizer: Tokenizer, device: str, *, on_host: bool = False
+) -> ValueModel:
     """The value model that a critic starts from."""
     path = config.critic.model.path
-    weights = _other_weights(config, path, tokenizer, device, "critic.model.path")
+    weights = _other_weights(config, path, tokenizer, device, "critic.model.path", on_host=on_host)
     weights.is_exact = config.actor_rollout_ref.rollout.deterministic
     return ValueModel(weights)
 

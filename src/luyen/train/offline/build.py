@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from luyen.base.rundir import RunDirectory
+from luyen.config.catalog import training_engine
 from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.plan import Placement, ranks_per_sequence, ranks_per_shard
 from luyen.config.schema.run import RunConfig
@@ -17,7 +18,7 @@ from luyen.engine.fsdp import Shardable
 from luyen.runtime.in_process import LocalWorkers, is_strict
 from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.offline import OfflineRoles, OfflineWorker
-from luyen.runtime.training import ModelsOnRanks
+from luyen.runtime.training import ModelsOnRanks, loads_on_host
 from luyen.telemetry.display import Display
 from luyen.train.builders.roles import actor_passes
 from luyen.train.builders.setup import import_plugins, load_run_tokenizer
@@ -131,6 +132,9 @@ def make_offline_rank(
         device=device,
         rank=rank,
         sharded=shard,
+        on_host=loads_on_host(
+            training_engine(config.actor_rollout_ref.actor.strategy, ranks), device
+        ),
         here=engine.device,
         offloads_optimizer=engine.offload,
     )

@@ -240,7 +240,8 @@ def _worker(context: WorkerContext) -> OfflineWorker:
     config, reference = context.config, None
     learner = build_learner(context)
     if objective_of(config).needs_reference and config.actor_rollout_ref.model.lora_rank == 0:
-        reference = context.frozen(reference_policy(config, context.tokenizer, context.device))
+        model = reference_policy(config, context.tokenizer, context.device, on_host=context.on_host)
+        reference = context.frozen(model)
     return OfflineWorker(learner=learner, reference=reference, rank=context.rank)
 
 

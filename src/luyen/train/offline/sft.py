@@ -115,7 +115,9 @@ def build_learner(
 
 def learning_policy(context: WorkerContext) -> tuple[Policy, MasterOptimizer]:
     """The initial policy, and the optimizer of its weights or of this rank's shards."""
-    policy = initial_policy(context.config, context.tokenizer, context.device)
+    policy = initial_policy(
+        context.config, context.tokenizer, context.device, on_host=context.on_host
+    )
     choose_threads(policy)
     if context.sharded is not None:
         context.sharded(policy)
@@ -272,7 +274,9 @@ def distill_objective(config: RunConfig) -> DistillObjective:
 
 def _distill_worker(context: WorkerContext) -> OfflineWorker:
     student, optimizer = learning_policy(context)
-    teacher = load_teacher(context.config, context.tokenizer, context.device)
+    teacher = load_teacher(
+        context.config, context.tokenizer, context.device, on_host=context.on_host
+    )
     engine = DistillEngine(
         student,
         optimizer,

@@ -79,8 +79,8 @@ class WorkerContext:
     """What the models of a process are built from.
 
     Example:
-        >>> sorted(WorkerContext.__slots__)
-        ['config', 'device', 'here', 'offloads_optimizer', 'rank', 'sharded', 'tokenizer']
+        >>> [name for name in WorkerContext.__slots__ if name.startswith("on")]
+        ['on_host']
     """
 
     config: RunConfig
@@ -93,6 +93,8 @@ class WorkerContext:
     """Number of the process among its ranks."""
     sharded: Callable[[Shardable], None] | None = None
     """Shards a model over the ranks; None: models are whole."""
+    on_host: bool = False
+    """Whether models are loaded into host memory, from which `sharded` moves their parts."""
     here: torch.device | None = None
     """Device of passes, if weights may be offloaded."""
     offloads_optimizer: bool = False

@@ -89,7 +89,7 @@ class GraphCache(Generic[Kind]):
                 work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate memory meanwhile.
+        # Other threads may allocate memory during the capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         self._pool = self._pool or graph.pool()

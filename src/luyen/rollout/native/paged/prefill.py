@@ -1,8 +1,8 @@
 """Reading prompts on the device: passes of whole or cut prompts, captured as CUDA graphs by size.
 
 A pass launches some 300 kernels, which takes the host longer than the device takes for a few
-thousand tokens. Captured passes have fixed sizes: the tokens that are missing are read too, stored
-nowhere and looked at by nobody.
+thousand tokens. Captured passes have fixed sizes: padding tokens fill them, whose keys are stored
+nowhere and which no other token attends to.
 """
 
 from collections.abc import Sequence
