@@ -171,6 +171,22 @@ def write_random_rewards(run: RunDirectory, step: int, chance: np.random.Generat
     write_rollouts(run.rollouts(step), rows, step=step)
 
 
+def test_only_the_first_waits_for_a_value_that_is_computed():
+    gate = threading.Event()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        aged: Aged[int] = Aged(pool)
+
+        def get(wait_s: float) -> tuple[int | None, bool]:
+            return aged.get("a", 1, lambda: int(gate.wait(120)), wait_s=wait_s, is_urgent=True)
+
+        assert get(0.01) == (None, False)
+        begun = time.monotonic()
+        assert get(60.0) == (None, False)
+        assert time.monotonic() - begun < 30.0
+        gate.set()
+        until(lambda: get(60.0) == (1, True))
+
+
 def test_the_interval_of_a_step_is_computed_again_when_its_file_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

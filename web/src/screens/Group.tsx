@@ -3,7 +3,7 @@
 import { useApi } from "../api/client";
 import type { Group as Data } from "../api/types";
 import { fixed, groupName, number, visible } from "../format";
-import { t } from "../i18n";
+import { named, t } from "../i18n";
 import { told } from "../i18n/told";
 import { links } from "../route";
 import { JsonLink, LongText } from "../ui/LongText";
@@ -45,9 +45,15 @@ export function Group({ split, step, group }: { split: string; step: string; gro
               {data.rows.map((row) => (
                 <a data-row class="card sibling" href={links.rollout(run.id, row.split, row.step, row.index)}>
                   <div class="row between">
-                    <strong class="num">{number(row.reward)}</strong>
-                    <Advantage value={row.advantage} />
-                    <span class="dim small">{t("word.ntokens", { count: number(row.tokens) })}</span>
+                    <span>
+                      <span class="dim small">{t("word.reward")}</span> <strong class="num">{number(row.reward)}</strong>
+                    </span>
+                    <span>
+                      <span class="dim small">{t("word.advantage")}</span> <Advantage value={row.advantage} />
+                    </span>
+                  </div>
+                  <div class="dim small">
+                    {[t("word.ntokens", { count: number(row.tokens) }), row.stop ? named("stop", row.stop) : null, ...row.tools.map(visible)].filter(Boolean).join(" · ")}
                   </div>
                   {row.fault ? <span class="tag bad long">{row.fault}</span> : null}
                   <div class="text small sibling-text">{visible((row.text ?? row.answer).slice(0, 4000))}</div>

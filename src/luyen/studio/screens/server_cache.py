@@ -122,7 +122,8 @@ class Aged(Generic[T]):
     ) -> tuple[T | None, bool]:
         """The value for a key, and whether it is that; an older one, or None, while it is computed.
 
-        One of another key that is not urgent is begun at the earliest when that is due.
+        One of another key that is not urgent is begun at the earliest when that is due. Whoever
+        has the first value computed waits a moment for it, and nobody else does.
         """
         with self._lock:
             known = self._values.get(name)
@@ -131,6 +132,7 @@ class Aged(Generic[T]):
             ):
                 return known[2], known[0] == key
             work = self._open.get(name)
+            has_begun = work is not None
             if work is None:
                 begun: list[float] = []
 
@@ -144,7 +146,7 @@ class Aged(Generic[T]):
         if known is not None:
             return known[2], False
         try:
-            return work.result(timeout=wait_s), True
+            return work.result(timeout=0.0 if has_begun else wait_s), True
         except TimeoutError:
             return None, False
 
