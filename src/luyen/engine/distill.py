@@ -20,6 +20,7 @@ from luyen.engine.batch import BatchShard, PackedBatch
 from luyen.engine.fsdp import dummy_loss, reshard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import LOSS_WEIGHT, ShardUpdateResult, take_shard_step
+from luyen.models.adapter_dropout import PassMasks
 from luyen.models.head import Head, log_probabilities
 from luyen.models.policy import Policy
 
@@ -95,10 +96,11 @@ class DistillEngine:
         self, shard: BatchShard, *, lr: float, dropout_key: int | None = None
     ) -> ShardUpdateResult:
         """This rank's part of an optimizer step on a batch of `TokenAggregation.weigh`."""
-        assert dropout_key is None, "the student is compared with its teacher without masks"
+        masks = PassMasks(self.student, dropout_key)
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place
+            masks.begin()
             loss, divergence, nll = self._losses(part)
             mask = part.layout.mask
             metrics = {
@@ -115,8 +117,15 @@ class DistillEngine:
         return done.to(home)
 
     @torch.no_grad()
-    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
+    def score_shard(
+        self, shard: BatchShard, *, dropout_key: int | None = None
+    ) -> dict[str, Tensor]:
         """The streams `divergence` and `nll` over the tokens of a shard."""
+        masks = PassMasks(self.student, dropout_key)
+        with masks.in_scores():
+            return self._scores(shard, masks)
+
+    def _scores(self, shard: BatchShard, masks: PassMasks) -> dict[str, Tensor]:
         home, here = shard.batch.tokens.device, self._device or self.student.device
         batch = shard.to(here).batch
         found = {name: torch.zeros(batch.tokens.shape, device=here) for name in (DIVERGENCE, NLL)}
@@ -124,6 +133,7 @@ class DistillEngine:
             if not indices:
                 self._dummy_loss()
                 continue
+            masks.begin()
             place = batch.positions(indices)
             _, divergence, nll = self._losses(batch.take(indices, place))
             found[DIVERGENCE][place], found[NLL][place] = divergence.float(), nll.float()

@@ -1,5 +1,6 @@
 """Log-probabilities of given tokens, without gradients, over a batch or a shard of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -55,11 +56,12 @@ def score_shard(
     sum_pi_squared: bool = False,
     likeliest: bool = False,
     device: torch.device | None = None,
+    begin_pass: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
     """The streams of `score` over the tokens of a shard, on its device.
 
     Experts of a mixture are those of the batch where it says which are to be used.
-    `device` is where passes run, if not where the weights are.
+    `device` is where passes run, if not where the weights are; `begin_pass` is called before each.
     """
     home, here = shard.batch.tokens.device, device or policy.device
     batch = shard.to(here).batch
@@ -74,6 +76,7 @@ def score_shard(
         if not indices:
             dummy_loss(policy, here)
             continue
+        begin_pass()
         part, place = batch.take(indices), batch.positions(indices)
         scored = policy(
             part.tokens,

@@ -38,16 +38,22 @@ class PreferenceTrainer:
         self.history: Average | None = None
         """Running mean of implicit rewards (bco)."""
 
-    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
-        found, inputs = self._evaluate(offline_batch)
+    def update(
+        self, offline_batch: OfflineBatch, *, lr: float, dropout_key: int | None = None
+    ) -> UpdateResult:
+        """One optimizer step on the whole batch.
+
+        Log-probabilities have the masks of the update, which `dropout_key` decides where the
+        adapter has dropout; without it the result does not depend on micro-batching.
+        """
+        found, inputs = self._evaluate(offline_batch, dropout_key)
         weights = self._token_weights(offline_batch)
         per_sequence = -_by_sequence(found, offline_batch.batch)
         per_token = offline_batch.batch.layout.spread(per_sequence)
         if weights is not None:
             per_token = per_token * weights
         prepared = offline_batch.batch.with_streams(**{LOSS_WEIGHT: per_token.float()})
-        done = self.learner.update(prepared, lr=lr)
+        done = self.learner.update(prepared, lr=lr, dropout_key=dropout_key)
         if self.objective.reads("history") and isinstance(inputs, UnpairedInputs):
             self.history = step_rewards(inputs, float(self.objective.hparams.get("beta", 0.1)))
         return replace(done, metrics=_values(found))
@@ -58,9 +64,14 @@ class PreferenceTrainer:
         return _values(self._evaluate(offline_batch)[0])
 
     def _evaluate(
-        self, offline_batch: OfflineBatch
+        self, offline_batch: OfflineBatch, dropout_key: int | None = None
     ) -> tuple[StepCoefficients, PairInputs | UnpairedInputs]:
-        sums = self.sums(self.learner.scores, offline_batch)
+        def scores(batch: PackedBatch) -> Mapping[str, Tensor]:
+            # Only what is learned has masks; mismatched answers are a constant of the loss.
+            is_learned = batch is offline_batch.batch
+            return self.learner.scores(batch, dropout_key=dropout_key if is_learned else None)
+
+        sums = self.sums(scores, offline_batch)
         inputs = self._inputs(offline_batch, sums)
         return self.objective.coefficients(inputs), inputs
 

@@ -3,10 +3,10 @@
 The loss is a function of the scores of the whole step. A pass without gradients computes them, the
 loss its derivative by each, and a second pass backpropagates with the derivatives as weights. So
 gradient, accuracy and calibration do not depend on micro-batching, even between the two responses
-of a pair.
+of a pair. With dropout in an adapter both passes have the same masks, those of their micro-batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -26,6 +26,7 @@ from luyen.engine.step import (
     UpdateResult,
     take_shard_step,
 )
+from luyen.models.adapter_dropout import PassMasks
 from luyen.models.reward_model import RewardModel
 
 JUDGED = "judged"
@@ -96,18 +97,23 @@ class RewardModelEngine:
         self.optimizer = optimizer
         self._device = device
 
-    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
+    def score_shard(
+        self, shard: BatchShard, *, dropout_key: int | None = None
+    ) -> dict[str, Tensor]:
         """The stream `scores`."""
-        return score_shard(self.model, shard, device=self._device)
+        masks = PassMasks(self.model, dropout_key)
+        with masks.in_scores():
+            return score_shard(self.model, shard, device=self._device, begin_pass=masks.begin)
 
     def update_shard(
         self, shard: BatchShard, *, lr: float, dropout_key: int | None = None
     ) -> ShardUpdateResult:
         """This rank's part of an optimizer step; weights are derivatives by the scores."""
-        assert dropout_key is None, "the derivatives come from a pass without masks"
+        masks = PassMasks(self.model, dropout_key)
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place
+            masks.begin()
             judged = part.streams[JUDGED].bool()
             scores = self.model(part.tokens, part.lengths, part.layout.mask, judged)
             return (part.streams[LOSS_WEIGHT][judged] * scores).sum(), {}
@@ -124,11 +130,18 @@ class RewardTrainer:
         self.learner = learner
         self.objective = objective
 
-    def update(self, offline_batch: OfflineBatch, *, lr: float) -> UpdateResult:
-        """One optimizer step on the whole batch; the result does not depend on micro-batching."""
-        scores = self.learner.scores(offline_batch.batch)[SCORES]
+    def update(
+        self, offline_batch: OfflineBatch, *, lr: float, dropout_key: int | None = None
+    ) -> UpdateResult:
+        """One optimizer step on the whole batch.
+
+        Scores have the masks of the update, which `dropout_key` decides where the adapter has
+        dropout; without it the result does not depend on micro-batching.
+        """
+        scores = self.learner.scores(offline_batch.batch, dropout_key=dropout_key)[SCORES]
         prepared, found = self.prepare_update(offline_batch, scores)
-        return replace(self.learner.update(prepared, lr=lr), metrics=numbers_of(found))
+        done = self.learner.update(prepared, lr=lr, dropout_key=dropout_key)
+        return replace(done, metrics=numbers_of(found))
 
     def measure(self, offline_batch: OfflineBatch) -> dict[str, float]:
         """Loss, accuracy and calibration of a batch, without an update."""
@@ -149,9 +162,16 @@ class RewardTrainer:
 
 @torch.no_grad()
 def score_shard(
-    model: RewardModel, shard: BatchShard, *, device: torch.device | None = None
+    model: RewardModel,
+    shard: BatchShard,
+    *,
+    device: torch.device | None = None,
+    begin_pass: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
-    """The stream `scores` over the tokens of a shard; `device` is where passes run."""
+    """The stream `scores` over the tokens of a shard.
+
+    `device` is where passes run; `begin_pass` is called before each.
+    """
     home, here = shard.batch.tokens.device, device or model.device
     batch = shard.to(here).batch
     stream = torch.zeros(batch.tokens.shape, dtype=model.head.weight.dtype, device=here)
@@ -159,6 +179,7 @@ def score_shard(
         if not indices:
             dummy_loss(model, here)
             continue
+        begin_pass()
         part = batch.take(indices)
         judged = part.streams[JUDGED].bool()
         found = model(part.tokens, part.lengths, part.layout.mask, judged)

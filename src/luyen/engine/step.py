@@ -119,8 +119,13 @@ class RowLearner(Protocol):
         """Its optimizer."""
         ...
 
-    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
-        """Streams over the tokens of a shard, without gradients."""
+    def score_shard(
+        self, shard: BatchShard, *, dropout_key: int | None = None
+    ) -> dict[str, Tensor]:
+        """Streams over the tokens of a shard, without gradients.
+
+        With a `dropout_key` passes have the masks of an update with this key.
+        """
         ...
 
     def update_shard(
@@ -136,8 +141,8 @@ class RowLearner(Protocol):
 class BatchLearner(Protocol):
     """A `RowLearner` for whole batches, wherever and on however many ranks it is."""
 
-    def scores(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """Streams over the tokens of a batch, without gradients."""
+    def scores(self, batch: PackedBatch, *, dropout_key: int | None = None) -> dict[str, Tensor]:
+        """Streams over the tokens of a batch, without gradients; `dropout_key` as for `update`."""
         ...
 
     def update(

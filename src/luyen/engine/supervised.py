@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import final
 
 import torch
@@ -14,7 +13,7 @@ from luyen.engine.batch import BatchShard, PackedBatch
 from luyen.engine.logprobs import score_shard
 from luyen.engine.optim import MasterOptimizer
 from luyen.engine.step import LOSS_WEIGHT, ShardUpdateResult, take_shard_step
-from luyen.models.adapter_dropout import begin_pass, dropout_layers
+from luyen.models.adapter_dropout import PassMasks
 from luyen.models.policy import Policy
 
 TOKEN_WEIGHT = "token_weight"
@@ -81,15 +80,20 @@ class SupervisedEngine:
         """The policy."""
         return self.policy
 
-    def score_shard(self, shard: BatchShard) -> dict[str, Tensor]:
+    def score_shard(
+        self, shard: BatchShard, *, dropout_key: int | None = None
+    ) -> dict[str, Tensor]:
         """Log-probabilities at temperature 1, and what the accuracy needs if it is measured."""
-        return score_shard(
-            self.policy,
-            shard,
-            temperature=1.0,
-            likeliest=self.measures_accuracy,
-            device=self._device,
-        )
+        masks = PassMasks(self.policy, dropout_key)
+        with masks.in_scores():
+            return score_shard(
+                self.policy,
+                shard,
+                temperature=1.0,
+                likeliest=self.measures_accuracy,
+                device=self._device,
+                begin_pass=masks.begin,
+            )
 
     def update_shard(
         self, shard: BatchShard, *, lr: float, dropout_key: int | None = None
@@ -99,15 +103,11 @@ class SupervisedEngine:
         The result does not depend on micro-batching, unless the adapter has dropout: each
         micro-batch has masks of its own.
         """
-        masked = [] if dropout_key is None else dropout_layers(self.policy)
-        indices = count()
-        if dropout_key is not None:
-            begin_pass(masked, dropout_key, 0)  # of a rank whose passes are all dummies
+        masks = PassMasks(self.policy, dropout_key)
 
         def part_loss(part: PackedBatch, place: Tensor) -> tuple[Tensor, Mapping[str, Average]]:
             del place
-            if dropout_key is not None:
-                begin_pass(masked, dropout_key, next(indices))
+            masks.begin()
             mask = part.layout.mask
             likeliest = self.measures_accuracy
             scored = self.policy(part.tokens, part.lengths, mask, likeliest=likeliest)

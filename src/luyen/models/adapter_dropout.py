@@ -5,6 +5,8 @@ layer. So a pass that is computed again in the backward pass has the masks of it
 resumed run has those of one that never stopped, and PyTorch's global random numbers are not used.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -52,7 +54,46 @@ def dropout_layers(module: nn.Module) -> list[AdapterDropout]:
     return [layer for layer in module.modules() if isinstance(layer, AdapterDropout)]
 
 
-def begin_pass(layers: list[AdapterDropout], key: int, index: int) -> None:
-    """Give the layers the masks of one micro-batch: `index` counts those of an optimizer step."""
-    for layer in layers:
-        layer.key = mix(key, index)
+@final
+class PassMasks:
+    """Masks of the micro-batches of one optimizer step, in order; none without a key.
+
+    A pass that scores and a pass that learns have the same masks at the same place of two such
+    sequences with the same key.
+
+    Example:
+        >>> layer, masks = AdapterDropout(0.5, place=0), []
+        >>> for _ in range(2):
+        ...     passes = PassMasks(layer, key=3)
+        ...     with passes.in_scores():
+        ...         passes.begin()
+        ...         masks.append(layer(torch.ones(64)))
+        >>> torch.equal(*masks), layer.training
+        (True, False)
+    """
+
+    def __init__(self, module: nn.Module, key: int | None) -> None:
+        self._key = key
+        self._layers = [] if key is None else dropout_layers(module)
+        self._index = 0
+        self._give(0)  # to a rank whose passes are all dummies
+
+    def begin(self) -> None:
+        """Begin the next micro-batch."""
+        self._give(self._index)
+        self._index += 1
+
+    @contextmanager
+    def in_scores(self) -> Iterator[None]:
+        """Inside, passes without gradients have masks as well; the rest of the model has not."""
+        for layer in self._layers:
+            layer.train()
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.eval()
+
+    def _give(self, index: int) -> None:
+        for layer in self._layers:
+            layer.key = mix(self._key or 0, index)

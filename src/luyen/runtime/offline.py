@@ -44,9 +44,9 @@ class OfflineWorker(ModelWorker):
         """That of the weights."""
         return next(self.learner.model.parameters()).device
 
-    def scores(self, shard: BatchShard) -> dict[str, Tensor]:
+    def scores(self, shard: BatchShard, *, dropout_key: int | None = None) -> dict[str, Tensor]:
         """The learner's streams over the tokens of a shard."""
-        return self.learner.score_shard(shard)
+        return self.learner.score_shard(shard, dropout_key=self._own(dropout_key))
 
     def reference_scores(self, shard: BatchShard) -> dict[str, Tensor]:
         """The same under the reference."""
@@ -70,8 +70,10 @@ class OfflineWorker(ModelWorker):
         self, shard: BatchShard, *, lr: float, dropout_key: int | None = None
     ) -> ShardUpdateResult:
         """This rank's part of an optimizer step; each rank has other masks of dropout."""
-        key = mix(dropout_key, self.rank) if dropout_key is not None and self.rank else dropout_key
-        return self.learner.update_shard(shard, lr=lr, dropout_key=key)
+        return self.learner.update_shard(shard, lr=lr, dropout_key=self._own(dropout_key))
+
+    def _own(self, dropout_key: int | None) -> int | None:
+        return mix(dropout_key, self.rank) if dropout_key is not None and self.rank else dropout_key
 
     def _learners(self) -> Iterator[Learner]:
         yield RoleLearner(name="actor", model=self.learner.model, optimizer=self.learner.optimizer)
@@ -123,10 +125,11 @@ class OfflineRoles:
         """Busy shares and memory of other processes since the last call; writes their spans."""
         return {} if self._watch is None else self._watch.numbers()
 
-    def scores(self, batch: PackedBatch) -> dict[str, Tensor]:
+    def scores(self, batch: PackedBatch, *, dropout_key: int | None = None) -> dict[str, Tensor]:
         """The learner's streams over the tokens of a batch."""
         shards = self._split(batch)
-        return join_shards(shards, self.workers.each(OfflineWorker.scores, shards), batch)
+        found = self.workers.each(OfflineWorker.scores, shards, dropout_key=dropout_key)
+        return join_shards(shards, found, batch)
 
     def reference_scores(self, batch: PackedBatch) -> dict[str, Tensor]:
         """The same under the reference."""

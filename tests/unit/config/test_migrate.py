@@ -392,7 +392,7 @@ DPOTrainer(model=model, args=args, train_dataset=data, peft_config=peft)
     assert keys["actor_rollout_ref.model.lora_rank"] == 4
     assert "the script computes it" in entry(found, "learning_rate").outcome.note
     assert entry(found, "**more").column == "unavailable"
-    assert entry(found, "lora_dropout").column == "unavailable"
+    assert entry(found, "lora_dropout").column == "implied"
 
 
 # Commands and files of no tool.

@@ -65,7 +65,12 @@ def test_kinds_of_adapters_are_carried_over():
     found = from_yaml({**given, **kinds, "init_lora_weights": "pissa"}, name="dpo.yaml")
     assert f"{model}.lora_dropout" not in found.keys
     assert found.keys[f"{model}.use_dora"] is True
-    assert "stage sft alone" in entry(found, "lora_dropout").outcome.note
+    assert "switches dropout off" in entry(found, "lora_dropout").outcome.note
+    given_dpo = {**given, **kinds, "disable_dropout": False}
+    found_on = from_yaml(given_dpo, name="dpo.yaml")
+    assert found_on.keys[f"{model}.lora_dropout"] == 0.1
+    sampled = from_yaml({**GRPO, "use_peft": True, "lora_dropout": 0.1})
+    assert "where answers are sampled" in entry(sampled, "lora_dropout").outcome.note
     assert "stay those of the model's files" in entry(found, "init_lora_weights").outcome.note
     found = from_yaml({**GRPO, "use_peft": True, "use_dora": True})
     assert "on one device" in entry(found, "use_dora").outcome.note

@@ -361,7 +361,7 @@ PREFERENCE_RULES: dict[str, Rule] = {
     "sync_ref_model": never("the reference is the policy before training, or ref.path"),
     "ref_model_sync_steps": never("the reference is the policy before training, or ref.path"),
     "ref_model_mixup_alpha": never("the reference is the policy before training, or ref.path"),
-    "disable_dropout": always("dropout is off"),
+    "disable_dropout": always("it decides about `lora_dropout`; models have no other dropout"),
     "truncation_mode": always("rows that are too long are dropped, not cut"),
     "generate_during_eval": never("`luyen eval` generates from a checkpoint"),
     "use_logits_to_keep": always("only the tokens of answers reach the head"),
@@ -397,7 +397,7 @@ REWARD_RULES: dict[str, Rule] = {
     "center_rewards_coefficient": mapped(
         lambda value: {"reward_training.center_rewards_coefficient": float(value or 0)}
     ),
-    "disable_dropout": always("dropout is off"),
+    "disable_dropout": always("it decides about `lora_dropout`; models have no other dropout"),
 }
 
 

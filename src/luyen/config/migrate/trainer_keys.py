@@ -253,9 +253,18 @@ def _adapter(rule: Rule) -> Rule:
 
 
 def _dropout(value: Any, source: SourceConfig) -> Outcome:
-    if float(value) > 0 and source.method != "sft":
-        return missing("an adapter has dropout in stage sft alone")
+    if float(value) > 0 and is_online(source):
+        return missing("an adapter has no dropout where answers are sampled")
+    if float(value) > 0 and _is_dropout_off(source):
+        return implied(f"{source.tool} switches dropout off: disable_dropout is true by default")
     return keep({f"{MODEL}.lora_dropout": float(value)})
+
+
+def _is_dropout_off(source: SourceConfig) -> bool:
+    """Whether the tool sets the dropout of all modules, an adapter's as well, to 0."""
+    if source.method == "sft" or (source.tool == "LLaMA-Factory" and source.method == "reward"):
+        return False
+    return source.get("disable_dropout") is not False
 
 
 def _dora(value: Any, source: SourceConfig) -> Outcome:

@@ -117,20 +117,15 @@ _MODEL = "actor_rollout_ref.model"
 
 
 @rule("M21", "error")
-def dropout_is_of_one_pass(s: RuleContext) -> Iterator[Finding]:
-    """An adapter has dropout in stage `sft` alone: elsewhere a second pass has other masks."""
+def dropout_is_not_for_rl(s: RuleContext) -> Iterator[Finding]:
+    """An adapter has no dropout in stage `rl`: the sampler has no masks."""
     model, stage = s.config.actor_rollout_ref.model, s.config.trainer.stage
     if model.lora_rank == 0 or model.lora_dropout == 0:
         return
     field = f"{_MODEL}.lora_dropout"
-    reasons = {
-        "rl": "random masks would make the trainer's log-probabilities differ from the sampler's",
-        "preference": "the derivatives of the loss come from a pass of their own, without masks",
-        "reward_model": "the derivatives of the loss come from a pass of their own, without masks",
-        "distill": "the student would be compared with its teacher through random masks",
-    }
-    if stage in reasons:
-        yield Finding(field=field, why=reasons[stage], fix="set it to 0")
+    if stage == "rl":
+        why = "random masks would make the trainer's log-probabilities differ from the sampler's"
+        yield Finding(field=field, why=why, fix="set it to 0")
     elif model.tiled_mlp.enabled:
         yield Finding(
             field=field,

@@ -80,7 +80,7 @@ class ModelConfig(Block):
     lora_dropout: float = key(
         0.0,
         "Share of the adapter's inputs that are set to 0 in a training pass, the rest scaled up; "
-        "only in stage `sft`.",
+        "not in stage `rl`.",
         ge=0,
         lt=1,
     )

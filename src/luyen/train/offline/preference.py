@@ -30,6 +30,7 @@ from luyen.train.offline.stage import (
     StageContext,
     StageKind,
     WorkerContext,
+    dropout_key,
     validation_names,
 )
 
@@ -147,7 +148,9 @@ class PreferenceStage:
         use_margins: bool,
         is_mismatched: bool,
         longest: int,
+        seed: int = 0,
     ) -> None:
+        """`seed` is the run's: with the step it decides the masks of an adapter's dropout."""
         self.roles = roles
         self.trainer = PreferenceTrainer(roles, objective)
         """Its steps; its reference is set once it can be computed."""
@@ -155,6 +158,7 @@ class PreferenceStage:
         self._use_margins = use_margins
         self._is_mismatched = is_mismatched
         self._longest = longest
+        self._seed = seed
         if use_margins:
             for row in (*data.train, *data.validation):
                 margin_of(row)
@@ -165,8 +169,8 @@ class PreferenceStage:
 
     def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step."""
-        del step  # nothing here is random
-        return self.trainer.update(offline_batch, lr=lr)
+        key = dropout_key(self._seed, step)
+        return self.trainer.update(offline_batch, lr=lr, dropout_key=key)
 
     def measure(self) -> dict[str, float]:
         """The metrics of a step, on all validation rows."""
@@ -255,6 +259,7 @@ def _build(context: StageContext) -> OfflineStage:
         use_margins=config.preference.use_margins,
         is_mismatched=objective.reads(MISMATCHED),
         longest=config.data.max_prompt_length + config.data.max_response_length,
+        seed=config.trainer.seed,
     )
     if not objective.needs_reference:
         return stage

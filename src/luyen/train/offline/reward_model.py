@@ -38,6 +38,7 @@ from luyen.train.offline.stage import (
     StageContext,
     StageKind,
     WorkerContext,
+    dropout_key,
     validation_names,
 )
 
@@ -157,7 +158,10 @@ class RewardModelStage:
         roles: OfflineRoles,
         data: OfflineData[Any],
         reward_training: RewardTrainingConfig,
+        *,
+        seed: int = 0,
     ) -> None:
+        """`seed` is the run's: with the step it decides the masks of an adapter's dropout."""
         self.roles = roles
         self._trainer = RewardTrainer(
             roles,
@@ -168,6 +172,7 @@ class RewardModelStage:
         )
         self._data = data
         self._reward_training = reward_training
+        self._seed = seed
         _demand_numbers((*data.train, *data.validation), reward_training)
 
     @property
@@ -186,8 +191,8 @@ class RewardModelStage:
 
     def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step."""
-        del step  # nothing here is random
-        return self._trainer.update(offline_batch, lr=lr)
+        key = dropout_key(self._seed, step)
+        return self._trainer.update(offline_batch, lr=lr, dropout_key=key)
 
     def measure(self) -> dict[str, float]:
         """The metrics of a step, on all validation rows."""
@@ -246,7 +251,10 @@ def _worker(context: WorkerContext) -> OfflineWorker:
 
 
 def _build(context: StageContext) -> OfflineStage:
-    return RewardModelStage(context.roles, context.data, context.config.reward_training)
+    config = context.config
+    return RewardModelStage(
+        context.roles, context.data, config.reward_training, seed=config.trainer.seed
+    )
 
 
 def _columns(config: RunConfig) -> tuple[str, ...]:

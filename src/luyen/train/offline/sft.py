@@ -8,7 +8,6 @@ from torch import Tensor
 
 from luyen.base.errors import UserError
 from luyen.base.records import Source
-from luyen.base.seeds import derive_key
 from luyen.config.schema.run import RunConfig
 from luyen.data.formats.detect import Kind
 from luyen.data.formats.records import ConversationRow, TextRow
@@ -30,6 +29,7 @@ from luyen.train.offline.stage import (
     StageContext,
     StageKind,
     WorkerContext,
+    dropout_key,
     validation_names,
 )
 
@@ -68,9 +68,8 @@ class SftStage:
 
     def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step; adds the number of trained tokens to its metrics."""
-        key = derive_key(self._seed, "adapter dropout", step)
         weighed = self._aggregation.weigh(offline_batch.batch)
-        done = self.roles.update(weighed, lr=lr, dropout_key=key)
+        done = self.roles.update(weighed, lr=lr, dropout_key=dropout_key(self._seed, step))
         tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(stepped=done.stepped, metrics={**done.metrics, "sft/tokens": tokens})
 
@@ -221,11 +220,18 @@ class DistillStage:
     )
 
     def __init__(
-        self, roles: OfflineRoles, aggregation: TokenAggregation, data: OfflineData[Learnable]
+        self,
+        roles: OfflineRoles,
+        aggregation: TokenAggregation,
+        data: OfflineData[Learnable],
+        *,
+        seed: int = 0,
     ) -> None:
+        """`seed` is the run's: with the step it decides the masks of an adapter's dropout."""
         self.roles = roles
         self._aggregation = aggregation
         self._data = data
+        self._seed = seed
 
     def offline_batch(self, rows: Sequence[int]) -> OfflineBatch:
         """Pack the rows at these indices."""
@@ -234,8 +240,8 @@ class DistillStage:
 
     def update(self, offline_batch: OfflineBatch, *, step: int, lr: float) -> UpdateResult:
         """One optimizer step; adds the number of trained tokens to its metrics."""
-        del step  # nothing here is random
-        done = self.roles.update(self._aggregation.weigh(offline_batch.batch), lr=lr)
+        weighed = self._aggregation.weigh(offline_batch.batch)
+        done = self.roles.update(weighed, lr=lr, dropout_key=dropout_key(self._seed, step))
         tokens = float(offline_batch.batch.layout.mask.sum())
         return UpdateResult(
             stepped=done.stepped, metrics={**done.metrics, "distill/tokens": tokens}
@@ -291,6 +297,9 @@ DISTILL = StageKind(
     kinds=lambda _: (Kind.CONVERSATION, Kind.TEXT, Kind.PROMPTS),
     worker=_distill_worker,
     build=lambda context: DistillStage(
-        context.roles, token_aggregation(context.config), context.data
+        context.roles,
+        token_aggregation(context.config),
+        context.data,
+        seed=context.config.trainer.seed,
     ),
 )

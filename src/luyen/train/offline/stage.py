@@ -7,6 +7,7 @@ from typing import Any, Protocol, final
 import torch
 
 from luyen.base.rundir import RunDirectory
+from luyen.base.seeds import derive_key
 from luyen.config.schema.run import RunConfig
 from luyen.data.formats.detect import Kind
 from luyen.data.offline import OfflineData
@@ -149,6 +150,16 @@ class StageKind:
     """Builds the models of a process."""
     build: Callable[[StageContext], OfflineStage]
     """Builds the stage over the workers."""
+
+
+def dropout_key(seed: int, step: int) -> int:
+    """What decides the masks of an adapter's dropout in a step.
+
+    Example:
+        >>> dropout_key(0, 1) != dropout_key(0, 2)
+        True
+    """
+    return derive_key(seed, "adapter dropout", step)
 
 
 def validation_names(found: Mapping[str, float]) -> dict[str, float]:
