@@ -68,9 +68,7 @@ def score_shard(
     wanted = {"logp": True, "entropy": entropy, "sum_pi_squared": sum_pi_squared}
     wanted["is_likeliest"] = likeliest
     found = {
-        name: torch.zeros(batch.tokens.shape, device=here)
-        for name, is_on in wanted.items()
-        if is_on
+        n: torch.zeros(batch.tokens.shape, device=here) for n, is_on in wanted.items() if is_on
     }
     for indices in shard.passes:
         if not indices:

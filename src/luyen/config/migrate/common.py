@@ -274,6 +274,16 @@ HUB_KEYS = (
 )
 
 
+def no_dropout(source: SourceConfig, *, is_online: bool) -> Outcome | None:
+    """Why an adapter has no dropout, here or in the tool already; None: it has."""
+    if is_online:
+        return missing("an adapter has no dropout where answers are sampled")
+    is_kept = source.tool == "LLaMA-Factory" and source.method == "reward"
+    if source.method == "sft" or is_kept or source.get("disable_dropout") is False:
+        return None
+    return implied(f"{source.tool} switches dropout off: disable_dropout is true by default")
+
+
 def adapter_init(value: Any, source: SourceConfig) -> Outcome:
     """peft's `init_lora_weights`."""
     del source

@@ -19,6 +19,7 @@ from luyen.config.migrate.common import (
     name_of,
     named,
     never,
+    no_dropout,
     scheduler,
 )
 from luyen.config.migrate.report import Outcome, Rule, SourceConfig, implied, keep, missing
@@ -253,18 +254,8 @@ def _adapter(rule: Rule) -> Rule:
 
 
 def _dropout(value: Any, source: SourceConfig) -> Outcome:
-    if float(value) > 0 and is_online(source):
-        return missing("an adapter has no dropout where answers are sampled")
-    if float(value) > 0 and _is_dropout_off(source):
-        return implied(f"{source.tool} switches dropout off: disable_dropout is true by default")
-    return keep({f"{MODEL}.lora_dropout": float(value)})
-
-
-def _is_dropout_off(source: SourceConfig) -> bool:
-    """Whether the tool sets the dropout of all modules, an adapter's as well, to 0."""
-    if source.method == "sft" or (source.tool == "LLaMA-Factory" and source.method == "reward"):
-        return False
-    return source.get("disable_dropout") is not False
+    off = no_dropout(source, is_online=is_online(source)) if float(value) > 0 else None
+    return off or keep({f"{MODEL}.lora_dropout": float(value)})
 
 
 def _dora(value: Any, source: SourceConfig) -> Outcome:
