@@ -83,8 +83,9 @@ class World:
         mine = call(shards[self.worker.rank // self.shared])
         return shards, self.all(mine)[:: self.shared]
 
-    def scores(self, batch: PackedBatch) -> dict[str, Tensor]:
-        return join_shards(*self.spread(batch, self.worker.scores), batch)
+    def scores(self, batch: PackedBatch, *, dropout_key: int | None = None) -> dict[str, Tensor]:
+        found = self.spread(batch, lambda s: self.worker.scores(s, dropout_key=dropout_key))
+        return join_shards(*found, batch)
 
     def reference_scores(self, batch: PackedBatch) -> dict[str, Tensor]:
         return join_shards(*self.spread(batch, self.worker.reference_scores), batch)
