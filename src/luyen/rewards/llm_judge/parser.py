@@ -315,7 +315,7 @@ def _choice_places(choices: Mapping[str, float]) -> tuple[str, tuple[re.Pattern[
 def _is_quotation(opened: re.Match[str], said: JudgeReply) -> bool:
     """Whether a reply opens with words of the answer: in marks, or as what another speaker said."""
     is_marked = said.is_quoted(opened.start(1)) and said.text[opened.end(1)] not in QUOTATION_MARKS
-    return is_marked or said.is_told(opened.end(1))
+    return is_marked or said.is_reported(opened.end(1))
 
 
 def _is_of_answer(match: re.Match[str], said: JudgeReply, spoken: set[str]) -> bool:
@@ -395,7 +395,7 @@ def _is_alone(said: JudgeReply, place: slice, json_key: str) -> bool:
     outside = text[: place.start] + text[place.stop :]
     is_last = not text[place.stop :].strip(_AFTER_JSON)
     given = rf"{re.escape(json_key.rpartition('.')[2])}[\"'`]?\s*[:=]"
-    is_first = not text[: place.start].strip(_BEFORE_JSON) and not said.is_told(place.stop)
+    is_first = not text[: place.start].strip(_BEFORE_JSON) and not said.is_reported(place.stop)
     return (is_last and said.is_own_sentence(place.start)) or (
         is_first and re.search(given, outside) is None
     )

@@ -65,7 +65,7 @@ _DENIED = re.compile(
 """Before a verdict: that it is none, a bound or an example."""
 _CONDITION = re.compile(r"(?:\A|[.!?\n]\s*)(?:if|unless|had|were)\b[^.!?\n]*\Z", re.IGNORECASE)
 """The beginning of a sentence up to a verdict: that it holds under a condition."""
-_TOLD_BEFORE = re.compile(
+_REPORTED_BEFORE = re.compile(
     r"(?<!\bi )\b(?:claims|wants|demands|says|said|writes|wrote|asks\s+for|requests|ends\s+with"
     r"|hopes\s+for|suggests|insists\s+on|argues|told\s+to\s+(?:write|give|say))"
     r"(?:\W+(?:that|it|deserves|for|the|a|its|own|verdict|score|rating|is|of|only|just))*"
@@ -92,7 +92,7 @@ _MOST_LEADING = 6
 
 
 def is_taken_back(text: str, start: int, end: int) -> bool:
-    """Whether a verdict is denied, asked for, taken back, or told as that of others.
+    """Whether a verdict is denied, asked for, taken back, or reported of another speaker.
 
     Example:
         >>> is_taken_back("not a 7", 6, 7), is_taken_back("7?", 0, 1), is_taken_back("7!", 0, 1)
@@ -100,7 +100,9 @@ def is_taken_back(text: str, start: int, end: int) -> bool:
     """
     before = text[max(start - _NEAR, 0) : start]
     sentence = text[max(start - _LONGEST_LINE, 0) : start]
-    is_denied = _DENIED.search(before) or _TOLD_BEFORE.search(before) or _CONDITION.search(sentence)
+    is_denied = (
+        _DENIED.search(before) or _REPORTED_BEFORE.search(before) or _CONDITION.search(sentence)
+    )
     return is_denied is not None or _TAKEN_BACK.match(text, end) is not None
 
 
@@ -209,11 +211,11 @@ class JudgeReply:
         """Whether it begins or ends the reply in words of the judge, but for marks, unquoted."""
         if plain(match[0]) == self._whole:
             return True
-        begins = match.start() <= self._first and not self.is_told(match.end())
+        begins = match.start() <= self._first and not self.is_reported(match.end())
         ends = match.end() >= self._last and self.is_own_sentence(match.start())
         return (begins or ends) and not self.is_quoted(match.start())
 
-    def is_told(self, end: int) -> bool:
+    def is_reported(self, end: int) -> bool:
         """Whether another speaker said it, by what follows, as in `[[10]] is what it says`."""
         return _SPOKEN.match(self.text, end) is not None
 

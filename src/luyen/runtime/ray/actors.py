@@ -151,8 +151,8 @@ def wait_for_nodes(
     nodes = connection.nodes()
     if not connection.is_own and not has_room(facts, nodes):
         say(
-            f"waiting up to {timeouts.devices_s:.0f} s (trainer.timeouts.devices_s) for nodes: "
-            f"{len(nodes)} of the cluster have too few devices for this run"
+            f"waiting up to {timeouts.devices_s:.0f} s (trainer.timeouts.devices_s) for nodes: the "
+            f"cluster has {len(nodes)}, with too few devices for this run"
         )
     while not (connection.is_own or has_room(facts, nodes) or time.monotonic() > until):
         time.sleep(_NODES_POLL_S)

@@ -90,7 +90,7 @@ class MetricColumns:
     def follow(self, pool: Executor, *, wait_s: float) -> None:
         """Read what was appended; what takes longer than some seconds is read in the background.
 
-        While that goes on, the table is as far as it is, and nobody waits.
+        Until that ends, requests get the part that is read, without waiting.
         """
         with self._starting:
             if self._work is not None and not self._work.done():
@@ -102,7 +102,7 @@ class MetricColumns:
     def _read_on(self) -> None:
         while not self.is_whole and not self._ended:
             self.refresh(seconds=_SLICE_S)
-            time.sleep(_PAUSE_S)  # whoever waits for the table has it before the next slice
+            time.sleep(_PAUSE_S)  # a request that waits gets the table before the next slice
 
     def end(self) -> None:
         """Stop reading."""

@@ -130,7 +130,7 @@ class RolloutIndex:
     def follow(self, pool: Executor, *, wait_s: float) -> None:
         """Have new files read in the background; waits a moment for all of them.
 
-        The moment is that of whoever found new files: while many are read, nobody else waits.
+        Only the request that finds new files waits: while many are read, later ones do not.
         """
         with self._starting:
             if self._work is None or self._work.done():

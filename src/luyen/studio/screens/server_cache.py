@@ -122,8 +122,8 @@ class Aged(Generic[T]):
     ) -> tuple[T | None, bool]:
         """The value for a key, and whether it is that; an older one, or None, while it is computed.
 
-        One of another key that is not urgent is begun at the earliest when that is due. Whoever
-        has the first value computed waits a moment for it, and nobody else does.
+        One of another key that is not urgent is begun at the earliest when that is due. The
+        request that begins the first value waits a moment for it; later ones do not.
         """
         with self._lock:
             known = self._values.get(name)
