@@ -65,7 +65,7 @@ class Changing:
         return {"digests": digested - start, "handles": time.perf_counter() - digested}
 
 
-def make_rank(model: str, rank: int, *_: object) -> Changing:
+def make_rank(model: str, rank: int, *_: object) -> Any:
     """The rank: bf16 weights, fp32 masters."""
     policy = shaped_policy(model, dtype=torch.bfloat16, device="cuda")
     optimizer = build_optimizer(policy, OptimConfig(lr=1e-6))

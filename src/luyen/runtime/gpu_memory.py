@@ -27,6 +27,10 @@ class MemoryNotShared(Exception):
     """The driver cannot share this memory between processes."""
 
 
+NOT_SHARED = (MemoryNotShared, OSError, RuntimeError)
+"""What the driver, its library and PyTorch raise where memory cannot be shared."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedWeights:
@@ -276,9 +280,9 @@ def can_read(probe: MemoryProbe, memory: SharedMemory | None = None) -> bool:
         if not torch.cuda.is_available():
             return False
         memory = cuda_memory()
-    memory.wait()
     try:
+        memory.wait()
         with opened(probe.weights, memory) as found:
             return bytes(found["probe"].tolist()).hex() == probe.secret
-    except MemoryNotShared:
+    except NOT_SHARED:
         return False

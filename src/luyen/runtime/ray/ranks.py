@@ -25,8 +25,8 @@ from luyen.checkpoint.writer import CheckpointWriter, WritersGone
 from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.engine.sharded_state import ShardSums, merge_sums
 from luyen.runtime.gpu_memory import (
+    NOT_SHARED,
     MappedWeights,
-    MemoryNotShared,
     MemoryProbe,
     cuda_memory,
     describe,
@@ -148,7 +148,7 @@ class RankProcess:
             memory = cuda_memory()
             describe(weights, memory)
             found, self._kept = make_probe(memory, next(iter(weights.values())).device)
-        except (MemoryNotShared, OSError) as error:
+        except NOT_SHARED as error:
             return str(error)
         return found
 
@@ -201,7 +201,7 @@ def _in_place(worker: Any) -> MappedWeights | None:
     weights = worker.weights_in_place()
     try:
         return None if weights is None else describe(weights, cuda_memory())
-    except MemoryNotShared:
+    except NOT_SHARED:
         return None
 
 

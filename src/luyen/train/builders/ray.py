@@ -59,7 +59,7 @@ def build_ray_roles(
     connection = connect(store_bytes=STORE_BYTES * count_weight_versions(config.trainer))
     # Imported here: `connect` has checked that ray is installed.
     from luyen.runtime.ray.actors import PlacedPools, wait_for_nodes
-    from luyen.runtime.ray.roles import ray_roles, share_memory
+    from luyen.runtime.ray.roles import ray_roles
 
     with ExitStack() as opened:
         opened.callback(connection.disconnect)
@@ -70,8 +70,6 @@ def build_ray_roles(
         places = {r: [placed.options(s) for s in slots] for r, slots in pools.slots.items()}
         groups, engines = _start_processes(config, needs, where, places, opened)
         ranks = groups["actor"]
-        if where.device == "cuda" and config.trainer.max_staleness == 0:
-            share_memory(ranks, engines.replica_pool)
         scorer = ray_reward_model(config, where.device, places.get(REWARD, ()), ranks.watch)
         opened.pop_all()
     # The controller computes little: more threads would compete with the workers for cores.
@@ -100,6 +98,7 @@ def _start_processes(
 ) -> "tuple[dict[str, RankGroup[TrainWorker]], RayEngines]":
     """Start the ranks of each pool, by role, and replicas; `opened` ends them on an error."""
     from luyen.runtime.ray.ranks import RankGroup
+    from luyen.runtime.ray.roles import share_memory
 
     timeouts, watch = config.trainer.timeouts, RoleMonitor()
     pools = {REFERENCE: where.reference_pool, CRITIC: where.critic_pool}
@@ -119,6 +118,8 @@ def _start_processes(
         opened.callback(groups[role].stop)
     engines = _start_engines(config, where.device, places["rollout"], watch)
     opened.callback(engines.close)
+    if where.device == "cuda" and config.trainer.max_staleness == 0:
+        share_memory(groups["actor"], engines.replica_pool)
     return groups, engines
 
 
