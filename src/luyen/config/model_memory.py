@@ -286,7 +286,7 @@ def _computed_with(config: RunConfig, shape: ModelShape, where: Placement, width
 
 def divided_shape(shape: ModelShape, ranks: int) -> ModelShape:
     """What each of the ranks that divide layers computes with; every rank has all key heads whose
-    number they do not divide.
+    number they do not divide. The experts of a mixture stay whole, and a rank has some of them.
 
     Example:
         >>> shape = ModelShape(layers=2, hidden=8, heads=4, kv_heads=1, head_dim=4,
@@ -296,11 +296,14 @@ def divided_shape(shape: ModelShape, ranks: int) -> ModelShape:
         (2, 1, 8, 5)
     """
     keys = shape.kv_heads if shape.kv_heads % ranks else shape.kv_heads // ranks
+    is_mixture = shape.experts > 1
     return replace(
         shape,
         heads=shape.heads // ranks,
         kv_heads=keys,
-        intermediate=shape.intermediate // ranks,
+        intermediate=shape.intermediate // (1 if is_mixture else ranks),
+        experts=max(1, shape.experts // ranks),
+        shared=shape.shared // ranks,
         vocab=shape.vocab // ranks,
     )
 

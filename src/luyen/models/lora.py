@@ -1,6 +1,7 @@
 """LoRA through peft: adapters inside the model, which keeps its own class."""
 
 import functools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,7 +72,12 @@ def add_adapter(
     field, fix = "actor_rollout_ref.model.target_modules", "name linear layers of the model"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_key(seed, "adapter"))
-        with library_faults("no adapter can be put there", field=field, path=str(names), fix=fix):
+        with (
+            library_faults("no adapter can be put there", field=field, path=str(names), fix=fix),
+            warnings.catch_warnings(),
+        ):
+            # peft names the stacked experts of every mixture, adapted or not.
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not")
             _peft().inject_adapter_in_model(config, net)
     if model.lora_dropout > 0:
         for place, layer in enumerate(adapter_layers(net).values()):

@@ -370,6 +370,16 @@ def shape_from(raw: dict[str, Any]) -> ModelShape | None:
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
+def has_experts(raw: dict[str, Any]) -> bool:
+    """Whether a config describes a mixture of experts.
+
+    Example:
+        >>> has_experts({"num_local_experts": 8}), has_experts({"model_type": "llama"})
+        (True, False)
+    """
+    return any((_size(raw, name) or 1) > 1 for name in _EXPERTS)
+
+
 def _size(raw: dict[str, Any], name: str) -> int | None:
     """A positive whole number of the config, or None for anything else."""
     value = raw.get(name)
