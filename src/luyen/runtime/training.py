@@ -322,15 +322,16 @@ def fsdp2(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
 def megatron(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
     """Layers of megatron-core; masters and moments are sharded over ranks."""
     from luyen.engine.megatron.lay_out import lay_out
-    from luyen.engine.megatron.model import join_megatron_ranks
+    from luyen.engine.megatron.ranks import join_megatron_ranks
 
     assert place.address is not None, "ranks meet somewhere"
-    mesh = join_megatron_ranks(
+    ranks = join_megatron_ranks(
         place.rank,
         place.ranks,
         place.address,
         device=place.device,
         tensor_size=config.tensor_parallel_size,
+        expert_size=config.expert_parallel_size,
         timeout_s=place.timeout_s,
     )
-    return ModelsOnRanks(lay_out=lambda model: lay_out(model, mesh), device=place.pass_device)
+    return ModelsOnRanks(lay_out=lambda model: lay_out(model, ranks), device=place.pass_device)

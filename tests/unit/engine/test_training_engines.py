@@ -67,7 +67,44 @@ MEGATRON = {
     "qwen3, divided layers, recomputed": Form(
         engine="megatron", config=TWO, kind="qwen3", is_checkpointed=True
     ),
+    "qwen3_moe, whole experts, balanced, recomputed": Form(
+        engine="megatron", kind="qwen3_moe", is_checkpointed=True, router_aux_loss_coef=0.1
+    ),
+    "mixtral, divided layers": Form(
+        engine="megatron", config=TWO, kind="mixtral", router_aux_loss_coef=0.1
+    ),
+    "qwen3_moe, experts over ranks, idle ranks, recomputed": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="qwen3_moe",
+        sequences=1,
+        is_checkpointed=True,
+        router_aux_loss_coef=0.1,
+    ),
+    "qwen3_moe, experts over ranks, a dense layer": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="qwen3_moe",
+        model={"mlp_only_layers": [0], "norm_topk_prob": False, "num_hidden_layers": 3},
+        router_aux_loss_coef=0.1,
+    ),
 }
+MORE_MEGATRON = {
+    "qwen3, shards of divided layers": Form(engine="megatron", config=TWO, kind="qwen3"),
+    "qwen3_moe, divided layers and experts": Form(
+        engine="megatron",
+        config={**TWO, "expert_parallel_size": 2},
+        kind="qwen3_moe",
+        router_aux_loss_coef=0.1,
+    ),
+    "mixtral, copies of divided experts": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="mixtral",
+        router_aux_loss_coef=0.1,
+    ),
+}
+"""With 4 ranks alone."""
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss", "router/aux_loss")
 
 
@@ -135,10 +172,10 @@ def test_megatron_learns_what_single_learns(megatron_forms: Path, name: str):
 
 @pytest.mark.slow
 @megatron_is_there
-def test_megatron_on_four_ranks_shards_what_is_divided(tmp_path: Path):
-    form = Form(engine="megatron", config=TWO, kind="qwen3")
-    run_forms(tmp_path, {"four": form}, (4,))
-    demand_conformance(tmp_path, "four", 4)
+@pytest.mark.parametrize("name", MORE_MEGATRON)
+def test_megatron_on_four_ranks_shards_what_is_divided(tmp_path: Path, name: str):
+    run_forms(tmp_path, {name: MORE_MEGATRON[name]}, (4,))
+    demand_conformance(tmp_path, name, 4)
 
 
 @megatron_is_there

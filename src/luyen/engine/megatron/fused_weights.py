@@ -94,3 +94,5 @@ class FusedWeight:
     """The other way round."""
     is_partial: bool = False
     """Whether ranks that divide layers have different parts of its gradient."""
+    is_spread: bool = False
+    """Whether ranks that compute different sequences may have different experts of it."""
