@@ -70,6 +70,13 @@ MEGATRON = {
     "qwen3_moe, whole experts, balanced, recomputed": Form(
         engine="megatron", kind="qwen3_moe", is_checkpointed=True, router_aux_loss_coef=0.1
     ),
+    "qwen3_moe, experts over ranks, replayed": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="qwen3_moe",
+        is_checkpointed=True,
+        is_replayed=True,
+    ),
     "mixtral, divided layers": Form(
         engine="megatron", config=TWO, kind="mixtral", router_aux_loss_coef=0.1
     ),
@@ -105,7 +112,10 @@ MORE_MEGATRON = {
     ),
 }
 """With 4 ranks alone."""
-LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss", "router/aux_loss")
+LOSSES = (
+    *("actor/pg_loss", "actor/kl_loss", "critic/vf_loss"),
+    *("router/aux_loss", "router/changed_routes"),
+)
 
 
 def run_forms(folder: Path, forms: dict[str, Form], worlds: tuple[int, ...]) -> Path:
@@ -115,7 +125,7 @@ def run_forms(folder: Path, forms: dict[str, Form], worlds: tuple[int, ...]) -> 
         torch.save(found, folder / f"{name}_alone.pt")
     for world in worlds:
         ranks = [(folder, world, rank, forms) for rank in range(world)]
-        run_together(be_rank, ranks, folder, limit_s=300)
+        run_together(be_rank, ranks, folder, limit_s=60 * max(5, len(forms)))
     return folder
 
 
