@@ -322,7 +322,7 @@ def fsdp2(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
 def megatron(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
     """Layers of megatron-core; masters and moments are sharded over ranks."""
     from luyen.engine.megatron.lay_out import lay_out
-    from luyen.engine.megatron.ranks import join_megatron_ranks
+    from luyen.engine.megatron.model import join_megatron_ranks
 
     assert place.address is not None, "ranks meet somewhere"
     ranks = join_megatron_ranks(

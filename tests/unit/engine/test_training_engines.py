@@ -189,8 +189,9 @@ def test_megatron_on_four_ranks_shards_what_is_divided(tmp_path: Path, name: str
 
 
 @megatron_is_there
-def test_megatron_on_one_rank_learns_what_single_learns(tmp_path: Path):
-    form = Form(engine="megatron", kind="qwen3", model={"tie_word_embeddings": True})
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_megatron_on_one_rank_learns_what_single_learns(tmp_path: Path, kind: str):
+    form = Form(engine="megatron", kind=kind, model={"tie_word_embeddings": True})
     run_forms(tmp_path, {"one": form}, (1,))
     demand_conformance(tmp_path, "one", 1)
 

@@ -20,8 +20,7 @@ from luyen.base.errors import UserError
 from luyen.config.megatron_models import why_not
 from luyen.engine.fsdp import Shardable, export_as
 from luyen.engine.megatron.fused_weights import FusedWeight
-from luyen.engine.megatron.model import MegatronLayers
-from luyen.engine.megatron.ranks import MegatronRanks
+from luyen.engine.megatron.model import MegatronLayers, MegatronRanks
 from luyen.engine.tensor_parallel import TensorRanks
 from luyen.models.policy import Policy, ValueModel
 

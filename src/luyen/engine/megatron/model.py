@@ -15,16 +15,18 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
+from luyen.engine.fsdp import join_ranks, limit_waiting
 from luyen.engine.megatron.experts import RoutedExperts
 from luyen.engine.megatron.fused_weights import (
     AttentionHeads,
     FusedWeight,
-    join_gate,
-    split_gate,
+    layer_weights,
+    plain_weight,
 )
-from luyen.engine.tensor_parallel import TensorRanks
+from luyen.engine.tensor_parallel import TENSOR, TensorRanks
 from luyen.models.attention import AttentionContext, AttentionWindow
 from luyen.models.experts import RoutingLog, routed_layers
 from luyen.models.policy import Policy
@@ -191,13 +193,13 @@ class MegatronLayers:
         own = AttentionHeads(
             groups=groups // self._ranks.size, queries=heads // groups, width=self.width
         )
-        found = [_plain(gpt.embedding.word_embeddings.weight, hf.embed_tokens, at=0)]
+        found = [plain_weight(gpt.embedding.word_embeddings.weight, hf.embed_tokens, at=0)]
         for theirs, ours in zip(gpt.decoder.layers, hf.layers, strict=True):
-            found += _layer_weights(theirs, ours, own)
-        found.append(_plain(gpt.decoder.final_layernorm.weight, hf.norm))
+            found += layer_weights(theirs, ours, own)
+        found.append(plain_weight(gpt.decoder.final_layernorm.weight, hf.norm))
         # A tied one is made with the embedding; a critic reads none.
         has_own = not gpt.share_embeddings_and_output_weights
-        found.append(_plain(self._output if has_own else None, policy.head.linear, at=0))
+        found.append(plain_weight(self._output if has_own else None, policy.head.linear, at=0))
         return found
 
 
@@ -205,62 +207,6 @@ def _forward_with_log(layer: Any, plain: Callable[..., Any], **given: Any) -> An
     """A layer's forward pass, whose router knows the log; also where it is computed again."""
     layer.mlp.log = given["attention_mask"].routing
     return plain(**given)
-
-
-def _layer_weights(theirs: Any, ours: Any, heads: AttentionHeads) -> list[FusedWeight]:
-    attention = theirs.self_attention
-    names = ("q_proj", "k_proj", "v_proj")
-    reads = [ours.self_attn.get_submodule(name) for name in names]
-    is_routed = isinstance(theirs.mlp, RoutedExperts)
-    found = [
-        _plain(theirs.input_layernorm.weight, ours.input_layernorm),
-        *(
-            FusedWeight(
-                weight=attention.linear_qkv.get_parameter(part),
-                sources=tuple((linear, part) for linear in reads),
-                at=0,
-                join=heads.join,
-                split=heads.split,
-            )
-            for part, _ in reads[0].named_parameters(recurse=False)
-        ),
-        _plain(attention.linear_proj.weight, ours.self_attn.o_proj, at=1),
-        _plain(theirs.pre_mlp_layernorm.weight, ours.post_attention_layernorm),
-        *(_expert_weights if is_routed else _mlp_weights)(theirs.mlp, ours.mlp),
-    ]
-    for theirs_name, name in (("q_layernorm", "q_norm"), ("k_layernorm", "k_norm")):
-        norm = dict(ours.self_attn.named_children()).get(name)
-        if norm is not None:
-            weight = attention.get_submodule(theirs_name).weight
-            found.append(_plain(weight, norm, is_partial=True))
-    return found
-
-
-def _mlp_weights(theirs: Any, ours: Any) -> list[FusedWeight]:
-    first = FusedWeight(
-        weight=theirs.linear_fc1.weight,
-        sources=((ours.gate_proj, "weight"), (ours.up_proj, "weight")),
-        at=0,
-        join=join_gate,
-        split=split_gate,
-    )
-    return [first, _plain(theirs.linear_fc2.weight, ours.down_proj, at=1)]
-
-
-def _expert_weights(theirs: Any, ours: Any) -> list[FusedWeight]:
-    """Stacked experts are divided whole, so that they are the same in both."""
-    stacked = {"gate_up_proj": theirs.gate_up, "down_proj": theirs.down}
-    experts = [
-        FusedWeight(weight=weight, sources=((ours.experts, name),), at=0, is_spread=True)
-        for name, weight in stacked.items()
-    ]
-    return [_plain(theirs.router, ours.gate), *experts]
-
-
-def _plain(
-    weight: Any, module: nn.Module, *, at: int | None = None, is_partial: bool = False
-) -> FusedWeight:
-    return FusedWeight(weight=weight, sources=((module, "weight"),), at=at, is_partial=is_partial)
 
 
 def _is_tied(policy: Policy) -> bool:
@@ -284,3 +230,83 @@ def _builders() -> tuple[Any, Any, Any, Any]:
             TransformerConfig,
         )
     return GPTModel, get_gpt_layer_local_spec, TransformerBlockSubmodules, TransformerConfig
+
+
+# Ranks: which divide layers, and which divide experts.
+
+SHARD = "shard"
+"""Dimension of the mesh whose ranks compute different sequences, and share masters."""
+_EXPERTS, _COPIES = "experts", "copies"
+"""Dimensions of the second mesh: `SHARD` in two parts."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MegatronRanks:
+    """Groups that this rank belongs to.
+
+    Ranks with different sequences that have the same experts are consecutive among all of those, so
+    that their masters together are the experts that they compute with.
+
+    Example:
+        >>> sorted(MegatronRanks.__slots__)
+        ['copies', 'mesh', 'spread']
+    """
+
+    mesh: DeviceMesh
+    """Ranks that divide layers, and ranks that compute different sequences."""
+    spread: dist.ProcessGroup
+    """Ranks with different sequences, each of which has some of the experts."""
+    copies: dist.ProcessGroup
+    """Ranks with different sequences that have the same experts."""
+
+    @property
+    def dividing(self) -> dist.ProcessGroup:
+        """Ranks that divide layers."""
+        return self.mesh.get_group(TENSOR)
+
+    @property
+    def sharing(self) -> dist.ProcessGroup:
+        """Ranks that compute different sequences."""
+        return self.mesh.get_group(SHARD)
+
+
+def join_megatron_ranks(
+    rank: int,
+    world: int,
+    address: str,
+    *,
+    device: str,
+    tensor_size: int,
+    expert_size: int,
+    timeout_s: float,
+) -> MegatronRanks:
+    """Join the process group; `tensor_size` consecutive ranks divide each layer.
+
+    The others are `expert_size` groups, each of which has some of the experts.
+    """
+    join_ranks(rank, world, address, device=device, timeout_s=timeout_s)
+    _divide_ranks(tensor_size, timeout_s)
+    places = torch.arange(world).view(-1, tensor_size).t().contiguous()
+    mesh = DeviceMesh(device, places, mesh_dim_names=(TENSOR, SHARD))
+    parts = places.view(tensor_size, expert_size, -1)
+    experts = DeviceMesh(device, parts, mesh_dim_names=(TENSOR, _EXPERTS, _COPIES))
+    for one in (mesh, experts):
+        limit_waiting(one, timeout_s)
+    spread, copies = experts.get_group(_EXPERTS), experts.get_group(_COPIES)
+    return MegatronRanks(mesh=mesh, spread=spread, copies=copies)
+
+
+def _divide_ranks(tensor_size: int, timeout_s: float) -> None:
+    """Tell Megatron which ranks of the process group divide layers: consecutive ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import parallel_state  # pyright: ignore[reportMissingImports]
+    # It reports its own deprecated calls in each pass.
+    warnings.filterwarnings("ignore", module=r"megatron\.")
+    parallel_state.destroy_model_parallel()  # that of a process group that is gone
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor_size,
+        distributed_timeout_minutes=timeout_s / 60,
+        create_gloo_process_groups=False,
+    )
