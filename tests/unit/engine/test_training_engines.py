@@ -41,6 +41,9 @@ FORMS = {
     "mixture, balanced, recomputed": Form(
         kind="qwen3_moe", is_checkpointed=True, router_aux_loss_coef=0.1
     ),
+    "experts and a shared one, balanced, recomputed": Form(
+        config=TWO, kind="qwen2_moe", is_checkpointed=True, router_aux_loss_coef=0.1
+    ),
 }
 MORE_FORMS = {
     "qwen3, more ranks than key heads": Form(config={"tensor_parallel_size": 4}, kind="qwen3"),
@@ -56,6 +59,10 @@ MORE_FORMS = {
     "mixtral, idle ranks, balanced": Form(kind="mixtral", sequences=1, router_aux_loss_coef=0.1),
     "llama, offloaded": Form(
         config={**TWO, "param_offload": True, "optimizer_offload": True}, kind="llama"
+    ),
+    "qwen3 mixture, experts, adapter": Form(config=TWO, kind="qwen3_moe", lora_rank=4),
+    "mixtral, one expert a rank, one sequence": Form(
+        config={"tensor_parallel_size": 4}, kind="mixtral", sequences=1, router_aux_loss_coef=0.1
     ),
 }
 """With 4 ranks, and with 4 only where they divide layers by 4."""

@@ -427,7 +427,13 @@ class RolloutConfig(LogProbBatchingConfig):
         ge=1,
         le=MOST_DEVICES,
     )
-    expert_parallel_size: int = key(1, "Devices that share the experts of a layer.", ge=1)
+    expert_parallel_size: int | None = key(
+        None,
+        "Mixtures of experts: devices of a copy that share the experts of a layer; each expert is "
+        "whole on one of them. null: all devices of the copy with `native`, and with vLLM and "
+        "SGLang their own default, which divides each expert.",
+        ge=1,
+    )
     deterministic: bool = key(
         True,
         "On a GPU: the sampler's and the trainer's log-probabilities agree to the bit. Off, faster "
