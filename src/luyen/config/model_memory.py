@@ -272,16 +272,23 @@ def _computed_with(config: RunConfig, shape: ModelShape, where: Placement, width
 
     Each rank has its part of every layer of every model; what learns has fp32 gradients too.
     """
-    ranks = config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
-    own = divided_shape(shape, ranks).parameters()
+    own = _megatron_weights(config, shape)
     total = own * (width + _FP32)
     if any(role.name == "critic" for role in where.roles) and where.critic_pool is None:
         total += own * (width + _FP32)
     if needs_reference(config) and where.reference_pool is None:
         total += own * width
     if has_teacher(config):
-        total += divided_shape(_teacher(config, shape), ranks).parameters() * width
+        total += _megatron_weights(config, _teacher(config, shape)) * width
     return total
+
+
+def _megatron_weights(config: RunConfig, shape: ModelShape) -> int:
+    """Weights that a rank's passes read; experts are divided further than layers are."""
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    own = divided_shape(shape, fsdp.tensor_parallel_size)
+    experts = max(1, own.experts // fsdp.expert_parallel_size)
+    return replace(own, experts=experts).parameters()
 
 
 def divided_shape(shape: ModelShape, ranks: int) -> ModelShape:

@@ -42,6 +42,12 @@ class FsdpConfig(Block):
         "and critic alike; weights are sharded further over the rest.",
         ge=1,
     )
+    expert_parallel_size: int = key(
+        1,
+        "megatron: devices with different sequences over which the experts of a mixture are "
+        "divided, in addition to those of `tensor_parallel_size`.",
+        ge=1,
+    )
     ulysses_sequence_parallel_size: int = key(
         1,
         "Devices that compute each sequence together, of actor, reference and critic alike. Token "
