@@ -183,6 +183,8 @@ class _Divider:
     """Replaces the parameters of modules with this rank's parts, each once."""
 
     def __init__(self, mesh: DeviceMesh, masters: torch.dtype | None) -> None:
+        self.device = mesh.device_type
+        """Where parts are."""
         self._mesh = mesh
         self._masters = masters
         self._made: dict[int, nn.Parameter] = {}
@@ -209,7 +211,7 @@ class _Divider:
                 size, rank = self._mesh.size(), self._mesh.get_local_rank()
                 local = local.chunk(size, placement.dim)[rank].clone()
             dtype = self._masters if parameter.requires_grad else None
-            local = local.to(self._mesh.device_type, dtype or parameter.dtype)
+            local = local.to(self.device, dtype or parameter.dtype)
             part = DTensor.from_local(
                 local.contiguous(),
                 self._mesh,
@@ -403,8 +405,7 @@ def _divide_outputs(projection: nn.Module, divider: _Divider) -> None:
 
 def _keep_whole(projection: nn.Module, rows: list[int], divider: _Divider) -> None:
     """Every rank keeps all rows, and computes its own."""
-    device = next(projection.parameters()).device
-    own = _View(is_partial=True, rows=torch.tensor(rows, device=device))
+    own = _View(is_partial=True, rows=torch.tensor(rows, device=divider.device))
     for linear, part in _linears(projection):
         view = _View(is_partial=True) if part == "lora_A" else own
         divider.divide(linear, Replicate(), {"weight": view, "bias": view})

@@ -4,15 +4,13 @@ An answer can hold what looks like a verdict, and a judge may repeat it. Such a 
 the judge's own, unless the reply ends with it.
 """
 
-import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, final
 
 from luyen.rewards.llm_judge.faults import (
-    CUT_OFF,
     NOT_FINITE,
     OUT_OF_RANGE,
     UNPARSABLE,
@@ -25,16 +23,30 @@ from luyen.rewards.llm_judge.quotations import (
     corrections,
     is_refused,
     is_taken_back,
-    own_ends,
     plain,
     taken_back,
+    without_thinking,
+)
+from luyen.rewards.llm_judge.statements import (
+    GivenTwice,
+    at_key,
+    foreign,
+    goes_on,
+    is_stated,
+    is_told,
+    json_objects,
+    without_blocks,
+    without_void,
 )
 from luyen.rewards.rules.rule import Unscorable
 
 # Finds the score in a judge's reply. Two different scores, or a range, count as none.
 
 _NUMBER = r"(?<![\w.])[-+]?(?:nan|inf(?:inity)?|(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?)(?!\w|\.\d)"
-_TOTAL = r"(?:\s*(?:/|(?:out\s+)?of)\s*(?P<total>\d+(?:\.\d+)?)(?!\w|\.\d)|\s*(?P<percent>%))?"
+_TOTAL = (
+    r"(?:(?:\s*[(\[]?\s*(?:/|(?:out\s+)?of)\s*|\s*[,(]?\s*(?:on|in)\s+a\s+scale\s+(?:of|from)\s+\d+"
+    r"\s*(?:-|\u2013|to)\s*)(?P<total>\d+(?:\.\d+)?)(?!\w|\.\d)|\s*(?P<percent>%))?"
+)
 _BETWEEN = r"(?:[^\w.+-]|_){0,6}"
 """What may stand before the number: a sign and a point belong to it."""
 _LIMIT = r"\d+(?:\.\d+)?"
@@ -60,7 +72,7 @@ _PLACES = (_BRACKETS, _OWN_LINE, _STATED)
 
 _GOES_ON = re.compile(r"\s*(?:[-\u2013\u2014~±]|\bto\b|\bor\b)\s*\.?\d|,\d", re.IGNORECASE)
 """Behind a number: a range, an alternative, or a comma that could be a point."""
-_BOUND = re.compile(r"(?:[<≤≥~≈]|(?<![\w\"'/])>)\s{0,6}\Z")
+_BOUND = re.compile(r"(?:[<≤≥~≈/]|out\s+of|(?<![\w\"'/])>)\s{0,6}\Z", re.IGNORECASE)
 """Before a number: it is about that, or on one side of it. A tag may stand there."""
 _COUNTS = re.compile(
     r"\s+(?!(?:points?|stars?|percent|overall|for|because|since|as|and|but)\b)[^\W\d_]",
@@ -110,6 +122,8 @@ def score_in(text: str) -> ScoreMention:
         raise JudgeFault(
             UNPARSABLE, f"a number that may count something else in {quoted_end(text)}"
         )
+    if foreign(JudgeReply(text, answer=""), alone):
+        raise JudgeFault(UNPARSABLE, f"a number that may be no score in {quoted_end(text)}")
     return _only(_settled(alone, text), text)
 
 
@@ -126,7 +140,7 @@ def _settled(found: list[re.Match[str]], text: str) -> list[re.Match[str]]:
 
 def _stands(text: str, start: int, end: int, number: float | None = None) -> None:
     """A JudgeFault where a verdict is denied, asked for, taken back, or corrected to a number."""
-    is_void = is_taken_back(text, start, end) or is_refused(text, end)
+    is_void = is_taken_back(text, start, end) or is_refused(text, end) or goes_on(text, end)
     if number is not None:
         others = [_ANY.match(text, at) for at, is_led in corrections(text, end) if is_led]
         is_void |= any(
@@ -149,30 +163,12 @@ def _only(found: list[re.Match[str]], text: str) -> ScoreMention:
     return ScoreMention(number=found[-1]["number"], total=totals.pop() if totals else None)
 
 
-_END_OF_THINKING = "</think>"
-_STILL_THINKING = re.compile(r"^[ \t]{0,20}<think>", re.MULTILINE)
 _VERDICT = (
-    r"(?:verdict|answer|choice|judge?ment|grade|rating|score)[*_]*(?:\s+is|\s*[:=])[\s*_\"'(\[]*"
+    r"(?:verdict|answer|choice|judge?ment|grade|rating|score)[*_]*(?:\s+is\s*:?|\s*[:=])"
+    r"[\s*_\"'(\[]*"
 )
+_FINAL = r"(?:(?:the|my|final|overall)\s+){0,3}"
 _LAST_LINES = 20
-_STARTS = 200
-"""How many braces of a reply are tried as the beginning of JSON."""
-
-
-def without_thinking(reply: str, answer: str = "") -> str:
-    """A reply without the thoughts before it; a fault when it ends among them.
-
-    Example:
-        >>> without_thinking("<think>7? 8?</think> Score: 8")
-        'Score: 8'
-    """
-    size = len(_END_OF_THINKING)
-    ends = [match.start() for match in re.finditer(_END_OF_THINKING, reply)]
-    last = (own_ends(reply, ends, _END_OF_THINKING, answer) or [-size])[-1]
-    said = reply[last + size :].strip()
-    if _STILL_THINKING.search(said):
-        raise JudgeFault(CUT_OFF, f"the reply ends in its thoughts: {quoted_end(said)}")
-    return said
 
 
 def number_in(reply: str, *, best: float | None = None, answer: str = "") -> float:
@@ -187,15 +183,33 @@ def number_in(reply: str, *, best: float | None = None, answer: str = "") -> flo
         >>> number_in("It only says [[10]]. Score: 2", answer="[[10]]")
         2.0
     """
-    text = without_thinking(reply, answer)
-    found = _own_score(JudgeReply(text, answer=answer)) if answer else score_in(text)
+    whole = without_thinking(reply, answer)
+    said = JudgeReply(without_blocks(without_void(whole)), answer=answer)
+    others = foreign(said, (match for place in _PLACES for match in place.finditer(said.text)))
+    text = said.without(others)
+    found = _own_score(JudgeReply(text, answer=answer), others) if answer else score_in(text)
+    _is_last(found.number, JudgeReply(text, answer=""))
     if found.total is not None and finite(found.total) != best:
         why = f"a part of {found.total} in {quoted_end(text)}, where scale does not end"
         raise JudgeFault(UNPARSABLE, why)
     return finite(found.number)
 
 
-def _own_score(reply: JudgeReply) -> ScoreMention:
+def _is_last(number: str, reply: JudgeReply) -> None:
+    """A JudgeFault where a later sentence of the judge's own states another score."""
+    text = reply.text
+    found = [match for place in _PLACES for match in place.finditer(text)]
+    last = max(found, key=lambda match: match.end("number"), default=None)
+    if (
+        last is None
+        or str(float(last["number"])) == str(float(number))
+        or goes_on(text, last.end())
+    ):
+        return
+    raise JudgeFault(UNPARSABLE, f"several numbers, the last another, in {quoted_end(text)}")
+
+
+def _own_score(reply: JudgeReply, others: Sequence[re.Match[str]]) -> ScoreMention:
     """The score of a reply, where what the answer holds too counts only if nothing contradicts it.
 
     An answer may hold a good verdict, for the judge to repeat, or bad ones, so that the judge's
@@ -211,6 +225,8 @@ def _own_score(reply: JudgeReply) -> ScoreMention:
         found = _only(_settled(loose, text), text)
         if not outer:
             raise reply.contested()
+        if any(float(match["number"]) != float(found.number) for match in others):
+            raise JudgeFault(UNPARSABLE, f"several numbers, one told, in {quoted_end(text)}")
         return found
     found = score_in(own)
     starts = [match.start() for match in _STATED.finditer(own)]
@@ -245,20 +261,20 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
         >>> choice_in("Yes, it is.", {"yes": 1.0, "no": 0.0})
         1.0
     """
-    text = without_thinking(reply, answer)
     one, (brackets, line, stated, opening) = _choice_places(choices)
-    said = JudgeReply(text, answer=answer)
     places = (brackets, line, stated)
+    text = _own_words(without_thinking(reply, answer), places, choices)
+    said = JudgeReply(text, answer=answer)
     spoken = _words_in(choices, answer)
     answers = [m for m in stated.finditer(text) if _is_of_answer(m, said, spoken)]
     again = [*said.repeated(m for place in places for m in place.finditer(text)), *answers]
     own, last = said.without(again), text.rpartition("\n")[2]
     opened = opening.match(text)
-    is_taken = opened is None or (opened[1].casefold() in spoken and _is_quotation(opened, said))
-    first = [] if opened is None or is_taken else [opened[1]]
+    first = [] if opened is None or _is_quotation(opened, said, spoken) else [opened[1]]
 
     def settled(text: str) -> set[float]:
         alone = re.findall(rf"\A{one}\Z", last.strip(" \t*_.\"'()[]`"))
+        alone = alone if is_stated(said, len(text) - len(last)) else []
         is_repeated = alone and _is_line_of(last, answer)
         if is_repeated and not said.is_own_sentence(len(text) - len(last)):
             alone = []
@@ -269,20 +285,37 @@ def choice_in(reply: str, choices: Mapping[str, float], answer: str = "") -> flo
         return {_score_of(name, choices) for name in found}
 
     outer = {_score_of(match[1], choices) for match in again if said.stands_out(match)}
-    scores = settled(own) if answer else settled(text)
+    scores = settled(own if answer else text)
     if outer and scores and outer != scores:
         raise said.contested()
     scores = scores or outer
     if len(scores) != 1:
-        how = "several" if scores else "none"
-        raise JudgeFault(
-            UNPARSABLE, f"{how} of {', '.join(choices)} settled on in {quoted_end(text)}"
-        )
+        how = f"{'several' if scores else 'none'} of {', '.join(choices)}"
+        raise JudgeFault(UNPARSABLE, f"{how} settled on in {quoted_end(text)}")
     where = own if answer else text
-    decisive = [match for place in places for match in place.finditer(where)]
-    _hold(decisive or [m for m in [opening.match(where)] if m], where, one, choices)
+    found = [[*place.finditer(where)] for place in (*places, opening)]
+    _hold([m for some in found[:3] for m in some] or found[3], where, one, choices)
     _hold([match for match in again if said.stands_out(match)], text, one, choices)
+    _decide(found[:3], where, scores, choices)
     return scores.pop()
+
+
+def _decide(
+    found: list[list[re.Match[str]]], text: str, scores: set[float], choices: Mapping[str, float]
+) -> None:
+    """A JudgeFault where the deciding places go on with other words, or the last says another."""
+    last = sorted((m for some in found for m in some), key=lambda match: match.end(1))[-1:]
+    others = {_score_of(m[1], choices) for m in last if not goes_on(text, m.end())}
+    if others - scores or any(goes_on(text, m.end()) for m in next(filter(None, found), [])):
+        raise taken_back(text)
+
+
+def _own_words(reply: str, places: Iterable[re.Pattern[str]], choices: Mapping[str, float]) -> str:
+    """A reply with dots in the place of verdicts that are quoted, told, wished or an example."""
+    said = JudgeReply(without_blocks(without_void(reply)), answer="")
+    names = frozenset(word for name in choices for word in name.casefold().split())
+    found = (match for place in places for match in place.finditer(said.text))
+    return said.without(foreign(said, found, names))
 
 
 def _hold(found: list[re.Match[str]], text: str, one: str, choices: Mapping[str, float]) -> None:
@@ -306,16 +339,16 @@ def _choice_places(choices: Mapping[str, float]) -> tuple[str, tuple[re.Pattern[
     one = rf"({any_of})(?!\W{{0,6}}(?:\bor\b|[/|])\W{{0,6}}{any_of})"
     return one, (
         re.compile(rf"\[\[\s*{one}\s*\]\]"),
-        re.compile(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_VERDICT}){one}[*_.!\"')\] \t]*$"),
+        re.compile(rf"(?m)^[ \t*_#>\-]{{0,20}}(?i:{_FINAL}{_VERDICT}){one}[*_.!\"')\] \t]*$"),
         re.compile(rf"(?i:{_VERDICT}){one}"),
         re.compile(rf"\A[\s*_\"'(\[]*{one}(?=[*_\"')\]]*(?:[.,:;!\n]|\Z))"),
     )
 
 
-def _is_quotation(opened: re.Match[str], said: JudgeReply) -> bool:
-    """Whether a reply opens with words of the answer: in marks, or as what another speaker said."""
+def _is_quotation(opened: re.Match[str], said: JudgeReply, spoken: set[str]) -> bool:
+    """Whether a reply opens with words in marks, or with what another speaker said."""
     is_marked = said.is_quoted(opened.start(1)) and said.text[opened.end(1)] not in QUOTATION_MARKS
-    return is_marked or said.is_reported(opened.end(1))
+    return is_marked or (opened[1].casefold() in spoken and said.is_reported(opened.end(1)))
 
 
 def _is_of_answer(match: re.Match[str], said: JudgeReply, spoken: set[str]) -> bool:
@@ -352,15 +385,15 @@ def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
         >>> json_number_in('Here: {"score": {"style": 0.5}}', "score.style")
         0.5
     """
-    said = JudgeReply(without_thinking(reply, answer), answer=answer)
-    claimed = [_at(tree, json_key) for tree, _ in _objects(answer)]
+    said = JudgeReply(without_void(without_thinking(reply, answer)), answer=answer)
+    claimed = [at_key(tree, json_key) for tree, _ in json_objects(answer)]
     name = re.escape(json_key.rpartition(".")[2])
     claimed += re.findall(rf"{name}(?:\W|\bis\b|\bof\b){{0,8}}?({_NUMBER})", answer, re.IGNORECASE)
     own: list[tuple[Any, slice]] = []
     theirs: list[tuple[Any, slice]] = []
-    for tree, place in _objects(said.text):
-        found = _at(tree, json_key)
-        if found is not None:
+    for tree, place in json_objects(said.text):
+        found = at_key(tree, json_key)
+        if found is not None and is_stated(said, place.start) and not is_told(said, place.stop):
             is_theirs = _is_among(found, claimed) or said.holds(said.text[place])
             (theirs if is_theirs else own).append((found, place))
     outer = [one for one in theirs[:1] if _is_alone(said, one[1], json_key)]
@@ -370,7 +403,12 @@ def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
         why = f"no JSON object with a number under {json_key} in {quoted_end(said.text)}"
         raise JudgeFault(UNPARSABLE, why)
     value, place = (own or outer)[0]
-    if isinstance(value, _Twice):
+    beside = [one for one in own[1:2] if not re.search(r"\w", said.text[one[1].stop : place.start])]
+    if any(other != value for other, _ in beside):
+        raise JudgeFault(
+            UNPARSABLE, f"objects that differ, side by side, in {quoted_end(said.text)}"
+        )
+    if isinstance(value, GivenTwice):
         why = f"{json_key} is given twice, as {value.first} and {value.then}"
         raise JudgeFault(UNPARSABLE, why)
     number = finite(value)
@@ -378,9 +416,9 @@ def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
     return number
 
 
-def _is_among(found: "str | int | float | _Twice", claimed: list[Any]) -> bool:
+def _is_among(found: "str | int | float | GivenTwice", claimed: list[Any]) -> bool:
     """Whether a value is one of those that the answer gives, as a number or as text."""
-    if isinstance(found, _Twice):
+    if isinstance(found, GivenTwice):
         return found in claimed
     return str(found).casefold() in {str(one).casefold() for one in claimed} or found in claimed
 
@@ -392,6 +430,8 @@ def _is_alone(said: JudgeReply, place: slice, json_key: str) -> bool:
     where other words lead to it or speak of it neither.
     """
     text = said.text
+    if said.is_echo(place.start, place.stop):
+        return False
     outside = text[: place.start] + text[place.stop :]
     is_last = not text[place.stop :].strip(_AFTER_JSON)
     given = rf"{re.escape(json_key.rpartition('.')[2])}[\"'`]?\s*[:=]"
@@ -402,52 +442,6 @@ def _is_alone(said: JudgeReply, place: slice, json_key: str) -> bool:
 
 
 _AFTER_JSON, _BEFORE_JSON = " \t\r\n`*_.", " \t\r\n`json"
-
-
-def _at(tree: Any, json_key: str) -> "str | int | float | _Twice | None":
-    """What stands under a key, if it can be a number."""
-    for name in json_key.split("."):
-        tree = cast(Any, tree).get(name) if isinstance(tree, Mapping) else None
-    return tree if isinstance(tree, str | int | float | _Twice) else None
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Twice:
-    """Two values of one key of an object: what an unescaped quotation of the answer can make.
-
-    Example: `{"score": 9, "score": 2}` has _Twice(first=9, then=2) under "score".
-    """
-
-    first: Any
-    """The value that stands first."""
-    then: Any
-    """The last other value."""
-
-
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        is_other = name in found and found[name] != value
-        found[name] = _Twice(first=found[name], then=value) if is_other else value
-    return found
-
-
-def _objects(text: str) -> list[tuple[Any, slice]]:
-    """Every JSON object that a text holds and that lies in no other, the last one first."""
-    decoder = json.JSONDecoder(object_pairs_hook=_without_twins)
-    found: list[tuple[Any, slice]] = []
-    start = text.find("{")
-    for _ in range(_STARTS):
-        if start < 0:
-            break
-        try:
-            tree, end = decoder.raw_decode(text, start)
-            found.append((tree, slice(start, end)))
-        except (ValueError, RecursionError):
-            end = start + 1
-        start = text.find("{", end)
-    return found[::-1]
 
 
 def pattern_number_in(text: str, pattern: str, answer: str = "") -> float:
@@ -461,6 +455,7 @@ def pattern_number_in(text: str, pattern: str, answer: str = "") -> float:
     outer = [match for match in again if said.stands_out(match)]
     theirs = set(map(id, again))
     own = [match for match in found if id(match) not in theirs]
+    own = [match for match in own if is_stated(said, match.start())] or own
     numbers = {match.group(1) for match in [*own[-1:], *outer]}
     if len(numbers) > 1 or (again and not own and not outer):
         raise Unscorable("no match that is clearly the judge's: the answer holds it too")

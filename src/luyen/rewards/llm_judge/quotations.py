@@ -10,7 +10,7 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
-from luyen.rewards.llm_judge.faults import UNPARSABLE, JudgeFault, quoted_end
+from luyen.rewards.llm_judge.faults import CUT_OFF, UNPARSABLE, JudgeFault, quoted_end
 
 _DECORATION = re.compile(r"[\s*_#>`\"'().!:=-]+")
 QUOTATION_MARKS = "\"'`\u2018\u2019\u201c\u201d\u00ab\u00bb"
@@ -20,9 +20,11 @@ _HOLE = "\u2026"
 _NEAR = 40
 """Characters on each side of an end of thoughts that are compared with the answer's."""
 _COMPARED = 8
+_ECHO = 4
+"""Fewest characters before a verdict that show that it was copied together with them."""
 _LONGEST_LINE = 400
 
-_OWN_WORDS = frozenset(
+OWN_WORDS = frozenset(
     re.findall(
         r"\S+",
         "a an analysis and as assessment be conclusion evaluation final fine get gets give gave "
@@ -32,16 +34,19 @@ _OWN_WORDS = frozenset(
     )
 )
 """What may stand between the beginning of a sentence and a verdict that is the judge's own."""
-_SPEAKERS = frozenset(["i", "i'd", "i'll", "my", "verdict"])
+SPEAKERS = frozenset(["i", "i'd", "i'll", "my", "verdict"])
 """A clause behind a comma with one of these is the judge's, whatever the clauses before it say."""
 _OTHERS = frozenset(
     ["its", "their", "his", "her", "author's", "answer's", "student's", "response's", "model's"]
 )
 _INTRODUCING = re.compile(r"(?::|\b(?:is|was|says|said|writes|wrote|with|reads|claims))\Z", re.I)
-_SENTENCE = re.compile(r"[.!?;)][\"'\u201d\u2019*_`]*\s|```\w*")
+_SENTENCE = re.compile(r"[.!?;)][\"'\u201d\u2019*_`]*\s|\},?\s|```\w*")
 _WORD = re.compile(r",|[^\W_]+(?:['\u2019][a-z]+)?")
 _SPOKEN = re.compile(
     r"[^\w.!?;\n]{0,6}(?:(?:is|was|are)\s+)?(?:what|all|only|its|written|claimed)\b|[!\s\"'*_)\]]{0,6}\?"
+    r"|\s{0,6}(?:is|was|are)\s+(?:what|all|only|its|written|claimed|submitted|quoted)\b"
+    r"|\W{1,6}(?:that|this)\s+(?:is|was)\s+(?:what|all|only|its|wrong|false|untrue"
+    r"|the\s+(?:\w+'s\s+)?(?:whole|entire|full|only|student|author|text))\b"
     r"|.{0,60}?\b(?:claim|quot|wish|demand|sa(?:ys|id)\b|cries|writes|wrote|asks|wants)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -211,9 +216,16 @@ class JudgeReply:
         """Whether it begins or ends the reply in words of the judge, but for marks, unquoted."""
         if plain(match[0]) == self._whole:
             return True
+        if self.is_echo(match.start(), match.end()):
+            return False
         begins = match.start() <= self._first and not self.is_reported(match.end())
         ends = match.end() >= self._last and self.is_own_sentence(match.start())
         return (begins or ends) and not self.is_quoted(match.start())
+
+    def is_echo(self, start: int, end: int) -> bool:
+        """Whether what stands before it in the reply stands before it in the answer too."""
+        before = _last(self.text, start)
+        return len(before) >= _ECHO and before + plain(self.text[start:end]) in self._said
 
     def is_reported(self, end: int) -> bool:
         """Whether another speaker said it, by what follows, as in `[[10]] is what it says`."""
@@ -223,9 +235,9 @@ class JudgeReply:
         """Whether nothing but words of a verdict, as in `I rate it`, leads to a place."""
         words = self.words_before(start)
         clause = words[len(words) - words[::-1].index(",") :] if "," in words else []
-        if _SPEAKERS.isdisjoint(clause):
+        if SPEAKERS.isdisjoint(clause):
             clause = words
-        return all(word == "," or word in _OWN_WORDS for word in clause)
+        return all(word == "," or word in OWN_WORDS for word in clause)
 
     def is_of_others(self, start: int) -> bool:
         """Whether it is the verdict of another speaker, as in `the student's verdict: yes`."""
@@ -275,7 +287,9 @@ def own_ends(reply: str, ends: Sequence[int], mark: str, answer: str) -> list[in
     if own:
         return own
     if len(ends) == 1 and reply.lstrip().startswith("<think>"):
-        return list(ends)
+        copied = tuple(text for text in before if len(text) >= _ECHO)
+        is_copied = copied and _last(reply, ends[0]).endswith(copied)
+        return [] if is_copied and _next(reply, ends[0] + len(mark)) in behind else list(ends)
     said = JudgeReply(reply, answer=answer)
     return [at for at in ends if not said.is_quoted(at) and not said.words_before(at)]
 
@@ -291,3 +305,23 @@ def _last(text: str, at: int) -> str:
 
 def _next(text: str, at: int) -> str:
     return plain(text[at : at + _NEAR])[:_COMPARED]
+
+
+_END_OF_THINKING = "</think>"
+_STILL_THINKING = re.compile(r"^[ \t]{0,20}<think>", re.MULTILINE)
+
+
+def without_thinking(reply: str, answer: str = "") -> str:
+    """A reply without the thoughts before it; a fault when it ends among them.
+
+    Example:
+        >>> without_thinking("<think>7? 8?</think> Score: 8")
+        'Score: 8'
+    """
+    size = len(_END_OF_THINKING)
+    ends = [match.start() for match in re.finditer(_END_OF_THINKING, reply)]
+    last = (own_ends(reply, ends, _END_OF_THINKING, answer) or [-size])[-1]
+    said = reply[last + size :].strip()
+    if _STILL_THINKING.search(said):
+        raise JudgeFault(CUT_OFF, f"the reply ends in its thoughts: {quoted_end(said)}")
+    return said
