@@ -1,7 +1,7 @@
 """Four ranks of one GPU train a sequence of 128k tokens together, with a quarter of the memory.
 
 A model of the width and vocabulary of Qwen2.5-0.5B, in bf16. One process computes the same step for
-comparison. Memory is what a pass adds to weights, gradients and optimizer states.
+comparison.
 """
 
 import os
