@@ -111,6 +111,8 @@ class RankProcess:
         """Whether a call has failed, or is running."""
         self._kept: Tensor | None = None
         """What a probe of this process's memory reads."""
+        self._offered: Mapping[str, Tensor] = {}
+        """What replicas may read here until the next step; kept, since a pass may move weights."""
         self._node = ray.get_runtime_context().get_node_id()
         WORK.device_bytes = device_bytes
 
@@ -187,7 +189,7 @@ class RankProcess:
         worker: Any = self._worker  # a `TrainWorker`: no other one has replicas to publish to
         start = time.monotonic()
         sums = worker.weight_sums()
-        mapped = None if form == "bytes" else _in_place(worker)
+        mapped = None if form == "bytes" else self._offer(worker)
         parts: list[Any] = []
         size = 0 if mapped is None else mapped.bytes
         for bucket in worker.weights() if mapped is None or form == "both" else ():
@@ -195,14 +197,13 @@ class RankProcess:
             size += 0 if mapped else total_bytes(bucket.values())
         return parts, mapped, size, time.monotonic() - start, sums
 
-
-def _in_place(worker: Any) -> MappedWeights | None:
-    """The policy's weights where they are; None: they cannot be read there."""
-    weights = worker.weights_in_place()
-    try:
-        return None if weights is None else describe(weights, cuda_memory())
-    except NOT_SHARED:
-        return None
+    def _offer(self, worker: Any) -> MappedWeights | None:
+        """The policy's weights where they are; None: they cannot be read there."""
+        self._offered = worker.weights_in_place() or {}
+        try:
+            return describe(self._offered, cuda_memory()) if self._offered else None
+        except NOT_SHARED:
+            return None
 
 
 @final
