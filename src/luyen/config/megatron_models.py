@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-MIXTURES = ("mixtral", "qwen3_moe")
-"""Values of `model_type` of mixtures of experts whose weights are mapped."""
-KINDS = ("llama", "mistral", "qwen2", "qwen3", *MIXTURES)
+from luyen.config.catalog import ROUTED_MODELS
+
+KINDS = ("llama", "mistral", "qwen2", "qwen3", *ROUTED_MODELS)
 """Values of `model_type` whose weights are mapped."""
 _ROTARY = ("default", "linear", "llama3")
 """Kinds of rotary embeddings whose frequencies depend on nothing but the configuration."""
 _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 _EXPERTS = ("num_experts", "num_local_experts")
+_SHARED = "shared_expert_intermediate_size"
 
 
 def why_not(
@@ -36,12 +37,14 @@ def why_not(
     heads = raw.get("num_attention_heads")
     given = {"num_key_value_heads": heads, **raw}
     divisors = {name: tensor_size for name in _DIVIDED if name in given}
-    if kind in MIXTURES:
+    if kind in ROUTED_MODELS:
         if not _has_dense_layers(given):
             divisors.pop("intermediate_size", None)  # experts are divided whole
         # The masters of a rank are those of experts that it computes with.
         of_one = tensor_size * (expert_size * copies if expert_size > 1 else 1)
         divisors |= {name: of_one for name in _EXPERTS if name in given}
+        if _SHARED in given:
+            divisors[_SHARED] = tensor_size
     for name, size in divisors.items():
         number = given[name]
         if isinstance(number, int) and number % size:
@@ -59,7 +62,7 @@ def _unknown(raw: Mapping[str, Any]) -> dict[str, bool]:
     """Parts of an architecture that the engine does not build -> whether this model has them."""
     layers = cast(list[str], raw.get("layer_types") or [])
     is_mistral = raw.get("model_type") == "mistral"
-    has_window = raw.get("use_sliding_window", is_mistral)
+    has_window = raw.get("use_sliding_window", is_mistral or raw.get("model_type") == "mixtral")
     # transformers gives a Mistral model one where its config.json says nothing.
     window = raw.get("sliding_window", 4096 if is_mistral else None)
     rotary = cast(dict[str, Any], raw.get("rope_parameters") or raw.get("rope_scaling") or {})

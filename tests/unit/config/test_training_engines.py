@@ -122,6 +122,12 @@ def test_experts_are_divided_whole_and_dense_layers_by_their_width():
             {},
             "num_local_experts is 6",
         ),
+        (
+            {**MIXTURE, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 6},
+            {},
+            "shared_expert_intermediate_size is 6",
+        ),
+        ({**MIXTURE, "model_type": "mixtral", "sliding_window": 8}, {}, "a sliding window"),
     ):
         reason = why_not(raw, 4, **sizes)
         assert reason is not None

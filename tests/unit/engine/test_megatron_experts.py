@@ -21,6 +21,7 @@ from tests.worlds import run_together
 TOKENS = (5, 0, 9)
 """Of each rank; one of none has nothing to send."""
 WORLD = len(TOKENS)
+SHARED = 4
 NAMES = {"gate_up": "gate_up_proj", "down": "down_proj"}
 
 
@@ -30,7 +31,9 @@ def layer_of(kind: str) -> Any:
 
 
 def experts_of(kind: str) -> dict[str, int]:
-    return {"num_local_experts": 6} if kind == "mixtral" else {"num_experts": 6}
+    if kind == "mixtral":
+        return {"num_local_experts": 6}
+    return {"num_experts": 6, "shared_expert_intermediate_size": 2 * SHARED * WORLD}
 
 
 def inputs(rank: int, *, is_same: bool) -> tuple[Tensor, Tensor]:
@@ -54,6 +57,13 @@ def divided(block: Any, rank: int, *, is_same: bool) -> tuple[RoutedExperts, sli
         made.router.copy_(block.gate.weight)
         for mine, theirs in NAMES.items():
             made.get_parameter(mine).copy_(block.experts.get_parameter(theirs)[own])
+        if made.has_shared:
+            shared = block.shared_expert
+            part, size = (rank, WORLD) if is_same else (0, 1)
+            rows = [p.weight.chunk(size)[part] for p in (shared.gate_proj, shared.up_proj)]
+            made.shared_router.copy_(block.shared_expert_gate.weight)
+            made.shared_gate_up.copy_(torch.cat(rows))
+            made.shared_down.copy_(shared.down_proj.weight.chunk(size, 1)[part])
     return made, own
 
 
@@ -80,10 +90,16 @@ def demand_the_same(folder: Path, rank: int, kind: str, is_same: bool) -> None:
         torch.testing.assert_close(made.get_parameter(mine).grad, total[own], rtol=0, atol=1e-5)
     if len(x):
         torch.testing.assert_close(made.router.grad, block.gate.weight.grad, rtol=0, atol=1e-5)
+    if made.has_shared and len(x):
+        wanted = block.shared_expert_gate.weight.grad
+        torch.testing.assert_close(made.shared_router.grad, wanted, rtol=0, atol=1e-5)
+        wanted = block.shared_expert.down_proj.weight.grad
+        part = wanted.chunk(WORLD, 1)[rank] if is_same else wanted
+        torch.testing.assert_close(made.shared_down.grad, part, rtol=0, atol=1e-5)
     leave_ranks()
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
 @pytest.mark.parametrize("is_same", [False, True])
 def test_ranks_together_compute_what_the_whole_layer_does(tmp_path: Path, kind: str, is_same: bool):
     jobs = [(tmp_path, rank, kind, is_same) for rank in range(WORLD)]

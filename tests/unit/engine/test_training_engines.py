@@ -77,6 +77,15 @@ MEGATRON = {
     "qwen3_moe, whole experts, balanced, recomputed": Form(
         engine="megatron", kind="qwen3_moe", is_checkpointed=True, router_aux_loss_coef=0.1
     ),
+    "qwen2_moe, divided layers": Form(
+        engine="megatron", config=TWO, kind="qwen2_moe", router_aux_loss_coef=0.1
+    ),
+    "qwen2_moe, experts over ranks, recomputed": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="qwen2_moe",
+        is_checkpointed=True,
+    ),
     "qwen3_moe, experts over ranks, replayed": Form(
         engine="megatron",
         config={"expert_parallel_size": 2},

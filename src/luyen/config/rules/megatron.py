@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from luyen.config.catalog import training_engine
-from luyen.config.megatron_models import MIXTURES, why_not
+from luyen.config.catalog import ROUTED_MODELS, training_engine
+from luyen.config.megatron_models import why_not
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import FsdpConfig
 from luyen.config.schema.model import ModelConfig
@@ -80,8 +80,8 @@ def megatron_has_ranks(s: RuleContext) -> Iterator[Finding]:
 
 @rule("F17", "error")
 def megatron_builds_the_model(s: RuleContext) -> Iterator[Finding]:
-    """`megatron` builds Llama, Mistral, Qwen 2, Qwen 3, Mixtral and Qwen3-MoE, of sizes that the
-    devices divide.
+    """`megatron` builds Llama, Mistral, Qwen 2, Qwen 3 and their mixtures of experts, of sizes that
+    the devices divide.
     """
     if not _is_chosen(s):
         return
@@ -117,7 +117,7 @@ def megatron_divides_experts(s: RuleContext) -> Iterator[Finding]:
             break
     for name, raw in s.models_on_devices():
         kind = raw.get("model_type")
-        if raw and kind not in MIXTURES:
+        if raw and kind not in ROUTED_MODELS:
             why = f"a {kind} model has no experts that are divided"
             yield Finding(field=name or field, why=why, fix=f"set {field} to 1")
 

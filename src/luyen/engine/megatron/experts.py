@@ -40,16 +40,26 @@ class RoutedExperts(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(own, width, hidden))
         self.down = nn.Parameter(torch.empty(own, hidden, width // 2))
         self.log: RoutingLog | None = None
+        self.has_shared = "shared_expert" in dict(theirs.named_children())
+        """Whether an expert computes every token, as far as a gate of its own lets it through."""
+        if self.has_shared:
+            inner = theirs.shared_expert.down_proj.in_features // ranks.size
+            self.shared_router = nn.Parameter(torch.empty(1, hidden))
+            self.shared_gate_up = nn.Parameter(torch.empty(2 * inner, hidden))
+            self.shared_down = nn.Parameter(torch.empty(hidden, inner))
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
         """`[tok, 1, hidden]` in and out; Megatron expects a bias with it."""
-        x = hidden[:, 0]
+        x = read = hidden[:, 0]
         weights, chosen = self._route(x)
         x, weights = self._ranks.enter(x), self._ranks.enter(weights)
         made = self._outputs(x, chosen)
         parts = zip(weights.unbind(-1), made.unbind(1), strict=True)
         first, *rest = (weight[:, None] * part for weight, part in parts)
         total = sum(rest, start=first)
+        if self.has_shared:
+            through = self._ranks.enter(F.linear(read, self.shared_router).sigmoid())
+            total = total + through * _expert(x, self.shared_gate_up, self.shared_down)
         return self._ranks.sum(total).to(x.dtype)[:, None], None
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +80,8 @@ class RoutedExperts(nn.Module):
         here = chosen.flatten() - self._ranks.rank * count
         here = here.masked_fill((here < 0) | (here >= count), count)
         by_expert, order = here.sort(stable=True)
-        sent = torch.bincount(by_expert, minlength=count + 1)[:count]
+        each = torch.arange(count + 1, device=x.device)
+        sent = torch.searchsorted(by_expert, each).diff()
         total = int(sent.sum())
         rows = gather_rows(x, order[:total] // k)
         made = self._products(rows, sent) if self._parts == 1 else self._exchanged(rows, sent)

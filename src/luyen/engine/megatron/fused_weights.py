@@ -134,14 +134,19 @@ def layer_weights(theirs: Any, ours: Any, heads: AttentionHeads) -> list[FusedWe
 
 
 def _mlp_weights(theirs: Any, ours: Any) -> list[FusedWeight]:
-    first = FusedWeight(
-        weight=theirs.linear_fc1.weight,
+    return _gated_weights(theirs.linear_fc1.weight, theirs.linear_fc2.weight, ours)
+
+
+def _gated_weights(first: Any, second: Any, ours: Any) -> list[FusedWeight]:
+    """Of an MLP whose gate and up are one weight."""
+    joined = FusedWeight(
+        weight=first,
         sources=((ours.gate_proj, "weight"), (ours.up_proj, "weight")),
         at=0,
         join=join_gate,
         split=split_gate,
     )
-    return [first, plain_weight(theirs.linear_fc2.weight, ours.down_proj, at=1)]
+    return [joined, plain_weight(second, ours.down_proj, at=1)]
 
 
 def _expert_weights(theirs: Any, ours: Any) -> list[FusedWeight]:
@@ -151,7 +156,11 @@ def _expert_weights(theirs: Any, ours: Any) -> list[FusedWeight]:
         FusedWeight(weight=weight, sources=((ours.experts, name),), at=0, is_spread=True)
         for name, weight in stacked.items()
     ]
-    return [plain_weight(theirs.router, ours.gate), *experts]
+    found = [plain_weight(theirs.router, ours.gate), *experts]
+    if theirs.has_shared:
+        found.append(plain_weight(theirs.shared_router, ours.shared_expert_gate))
+        found += _gated_weights(theirs.shared_gate_up, theirs.shared_down, ours.shared_expert)
+    return found
 
 
 def plain_weight(

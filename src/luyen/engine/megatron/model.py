@@ -114,7 +114,8 @@ class MegatronLayers:
 
     def _build(self, *, has_head: bool) -> Any:
         config = self._config
-        is_qwen2, is_qwen3 = config.model_type == "qwen2", config.model_type.startswith("qwen3")
+        attention = self._hf.layers[0].self_attn
+        has_norms = "q_norm" in dict(attention.named_children())
         gpt_model, local_spec, block, configuration = _builders()
         own = configuration(
             num_layers=config.num_hidden_layers,
@@ -125,12 +126,12 @@ class MegatronLayers:
             ffn_hidden_size=config.intermediate_size,
             tensor_model_parallel_size=self._ranks.size,
             layernorm_epsilon=config.rms_norm_eps,
-            add_qkv_bias=is_qwen2,
-            qk_layernorm=is_qwen3,
+            add_qkv_bias=attention.q_proj.bias is not None,
+            qk_layernorm=has_norms,
             params_dtype=self.dtype,
             **_COMMON,
         )
-        plain: Any = local_spec(qk_layernorm=is_qwen3, normalization="RMSNorm")
+        plain: Any = local_spec(qk_layernorm=has_norms, normalization="RMSNorm")
         plain.submodules.self_attention.submodules.core_attention = _PackedAttention
         routed = copy.deepcopy(plain)
         routed.submodules.mlp = nn.Identity  # `_route` replaces it
