@@ -27,7 +27,7 @@ class MemoryNotShared(Exception):
     """The driver cannot share this memory between processes."""
 
 
-NOT_SHARED = (MemoryNotShared, OSError, RuntimeError)
+NOT_SHARED = (MemoryNotShared, AttributeError, OSError, RuntimeError)
 """What the driver, its library and PyTorch raise where memory cannot be shared."""
 
 

@@ -33,6 +33,10 @@ FIT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{R}.expert_parallel_size=1", *SHARED, f"{M}.path=MIXTURE"),
         (f"{R}.expert_parallel_size=2", *SHARED, f"{M}.path=MIXTURE"),
     ),
+    "R34": (
+        (f"{R}.cuda_ipc=true",),
+        (f"{R}.cuda_ipc=true", "trainer.runtime=ray", "trainer.device=cuda"),
+    ),
     "R31": (
         (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=3"),
         (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"),

@@ -410,6 +410,24 @@ def experts_are_shared_as_written(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field=field, why=why, fix=f"set it to {devices}, or drop the line")
 
 
+@rule("R34", "warning")
+def weights_are_read_in_place(s: RuleContext) -> Iterator[Finding]:
+    """CUDA IPC is for replicas that generate in turn with one rank, on its GPU."""
+    rollout = s.config.actor_rollout_ref.rollout
+    reasons = {
+        "a run in one process has one copy of the weights": s.where.runtime != "ray",
+        "there is no GPU": s.where.device != "cuda",
+        f"`{rollout.name}` is told of its weights in another way": rollout.name != "native",
+        "the weights of several ranks are sharded": s.where.world_size > 1,
+        "versions are needed again that the rank does not have any more": (
+            s.config.trainer.max_staleness > 0
+        ),
+    }
+    why = next((why for why, is_so in reasons.items() if is_so), None)
+    if rollout.cuda_ipc and why is not None:
+        yield Finding(field=f"{_ROLLOUT}.cuda_ipc", why=f"no effect: {why}", fix="set it to false")
+
+
 def _may_have_experts(s: RuleContext) -> bool:
     """Whether the model is a mixture, or not known."""
     raw = read_raw(s.config.actor_rollout_ref.model)

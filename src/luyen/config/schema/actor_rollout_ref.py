@@ -445,6 +445,11 @@ class RolloutConfig(LogProbBatchingConfig):
     free_cache_engine: bool = key(
         False, "On a GPU: give the memory of keys and values back while weights are updated."
     )
+    cuda_ipc: bool = key(
+        False,
+        "On Ray: a replica on the GPU of the rank that trains copies weights from the rank's "
+        "memory (CUDA IPC), and not through the host. Not seen on a GPU so far.",
+    )
     enable_rollout_routing_replay: bool = key(
         False,
         "Mixtures of experts: record with each rollout the experts that the sampler chose, measure "

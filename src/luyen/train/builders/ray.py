@@ -118,7 +118,8 @@ def _start_processes(
         opened.callback(groups[role].stop)
     engines = _start_engines(config, where.device, places["rollout"], watch)
     opened.callback(engines.close)
-    if where.device == "cuda" and config.trainer.max_staleness == 0:
+    is_read_in_place = config.actor_rollout_ref.rollout.cuda_ipc and where.device == "cuda"
+    if is_read_in_place and config.trainer.max_staleness == 0:
         share_memory(groups["actor"], engines.replica_pool)
     return groups, engines
 
