@@ -19,8 +19,14 @@ def run_export(checkpoint: str, directory: Path, *, merge: bool, is_trusted: boo
         raise UserError("DIR", str(directory), why, "give a directory outside of `checkpoints`")
     prepare()
     from luyen.pipeline.export import export_checkpoint
+    from luyen.train.interrupt import Stopped, stopped_by_signals
 
-    made = export_checkpoint(checkpoint, directory, merge=merge, is_trusted=is_trusted)
+    try:
+        with stopped_by_signals():  # so that what is unfinished is removed
+            made = export_checkpoint(checkpoint, directory, merge=merge, is_trusted=is_trusted)
+    except Stopped as stopped:
+        typer.echo(f"interrupted ({stopped}); nothing was written", err=True)
+        return stopped.exit_code
     typer.echo(f"{made.source} -> {directory}: {made.what}")
     for file in sorted(directory.iterdir()):
         typer.echo(f"  {file.name:28s} {file.stat().st_size:>12,d} bytes")

@@ -13,7 +13,7 @@ from luyen.base.errors import UserError
 from luyen.config.schema.reward import ComponentConfig, GateConfig, RewardConfig
 from luyen.config.schema.run import RunConfig
 
-_NO_NAME = "a name is not empty and holds no `/`"
+_NO_NAME = "a name is not empty, and holds no `/` and no control characters"
 
 
 def read_components(reward: RewardConfig) -> tuple[dict[str, ComponentConfig], list[str]]:
@@ -96,7 +96,7 @@ def _misshapen(path: str, node: ComponentConfig) -> Iterator[str]:
 
 
 def _is_name(name: str) -> bool:
-    return bool(name) and "/" not in name
+    return bool(name) and "/" not in name and name.isprintable()
 
 
 def opens_at(gate: GateConfig) -> float:

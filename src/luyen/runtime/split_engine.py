@@ -28,7 +28,7 @@ from luyen.runtime.training import RankPlace
 
 FIELD = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 _IDLE = timedelta(days=365)
-"""How long a rank waits for a call: no request comes while a policy learns."""
+"""How long the other ranks wait for a call: no request comes while a policy learns."""
 _EXACT_RANKS = 2
 """More parts are added in an order that depends on the place of a number in the batch."""
 _LOAD, _SUMS, _END = "load", "sums", "end"
@@ -54,7 +54,11 @@ class EngineRanks:
         self.rank, self.size = place.rank, place.ranks
         self.mesh = mesh[TENSOR]
         self.faulty = faulty
-        self._calls: Any = dist.new_group(backend="gloo", timeout=_IDLE)
+        limit = timedelta(seconds=place.timeout_s)
+        # A call is sent when the others take it: one that stands still must not hold the first.
+        waits = limit if place.rank == 0 else _IDLE
+        self._calls: Any = dist.new_group(backend="gloo", timeout=waits)
+        self._answers: Any = dist.new_group(backend="gloo", timeout=limit)
         self._engines: list[SplitEngine] = []
 
     def divide(self, policy: Policy) -> None:
@@ -80,7 +84,7 @@ class EngineRanks:
     def gather(self, mine: Any) -> list[Any]:
         """What every rank has, on the first one; empty on the other ranks."""
         found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(mine, found, group=self._calls)
+        dist.gather_object(mine, found, group=self._answers)
         return found or []
 
     def follow(self) -> None:
@@ -105,7 +109,7 @@ class EngineRanks:
 
     def _least(self, number: int) -> int:
         found = torch.tensor(number)
-        dist.all_reduce(found, dist.ReduceOp.MIN, group=self._calls)
+        dist.all_reduce(found, dist.ReduceOp.MIN, group=self._answers)
         return int(found)
 
 

@@ -185,6 +185,7 @@ def test_names_are_those_of_the_components():
         ),
         ({"components": {"a": "exact"}}, "`a`: expected {rule: RULE"),
         ({"components": {"a/b": {"rule": "exact"}}}, "holds no `/`"),
+        ({"components": {"a\nb": {"rule": "exact"}}}, "no control characters"),
         ({"routes": {"*": ["exat"]}}, "did you mean `exact`"),
         ({"components": {"a": {"parts": {"b": {"weight": 1}}}}}, "`a/b`: it has exactly one of"),
         ({"components": {"a": {"parts": {"b/c": {"rule": "exact"}}}}}, "`b/c`: a name is not"),

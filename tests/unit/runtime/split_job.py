@@ -1,6 +1,10 @@
 """A rank of an engine that ranks share: what it generates, and what the trainer says of that."""
 
-from collections.abc import Mapping
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from luyen.base.errors import UserError
 from luyen.config.schema.model import ModelConfig
 from luyen.engine.fsdp import leave_ranks, take_apart
 from luyen.engine.tensor_parallel import divide_layers
@@ -142,3 +147,41 @@ def run(shape: Shape, ranks: EngineRanks, told: Path) -> dict[str, Any]:
     divide_layers(trainer, ranks.mesh)
     found["scores"] = scores(trainer, torch.load(told, weights_only=False))
     return found
+
+
+def stop_a_rank(root: Path, rank: int) -> None:
+    """Two ranks, of which the second has another weight, and then stands still."""
+    torch.set_num_threads(1)
+    claim_host(rank)
+    place = RankPlace(device=DEVICE, rank=rank, ranks=2, address=f"file://{root}/m", timeout_s=5)
+    ranks = EngineRanks(place)
+    policy = make_policy(Shape(), on_host=True)
+    ranks.divide(policy)
+    engine = ranks.add(native(policy), policy)
+    other = root / "process_id"
+    if rank == 1:
+        copied = next(p for n, p in trained_parameters(policy).items() if "norm" in n)
+        copied.data.add_(1.0)
+        other.write_text(str(os.getpid()))
+        with suppress(RuntimeError):  # the first rank is gone
+            ranks.follow()
+        os._exit(0)
+    told: dict[str, Any] = {"weights": _error(lambda: digests_of(engine))}
+    engine.submit(request(9, 12))
+    engine.advance()
+    os.kill(int(other.read_text()), signal.SIGSTOP)
+    began = time.monotonic()
+    told["advance"] = _error(lambda: [engine.advance() for _ in range(20)])
+    told["fingerprint"] = _error(engine.fingerprint)
+    told["seconds"] = time.monotonic() - began
+    torch.save(told, root / "told.pt")
+    os.kill(int(other.read_text()), signal.SIGKILL)
+    os._exit(0)
+
+
+def _error(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except (RuntimeError, UserError) as error:
+        return str(error)
+    return ""

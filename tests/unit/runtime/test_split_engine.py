@@ -12,8 +12,16 @@ import torch
 
 from luyen.rollout.protocol import Completion
 from tests.generation import plain_logits
-from tests.unit.runtime.split_job import Found, Shape, alone, be_rank, make_policy, requests
-from tests.worlds import run_together
+from tests.unit.runtime.split_job import (
+    Found,
+    Shape,
+    alone,
+    be_rank,
+    make_policy,
+    requests,
+    stop_a_rank,
+)
+from tests.worlds import forks, run_together
 
 BAR = 1e-4
 SHAPES = {
@@ -105,3 +113,18 @@ def test_four_ranks_generate_what_one_process_does(tmp_path: Path, name: str):
     run_shapes(tmp_path, {name: MORE_SHAPES[name]}, 4)
     found = demand_same(tmp_path, name, MORE_SHAPES[name], 4)
     assert not found["is_batch_invariant"], "four parts are added in an order of places"
+
+
+def test_a_rank_with_another_weight_and_one_that_stands_still_are_errors(tmp_path: Path):
+    ranks = [forks().Process(target=stop_a_rank, args=(tmp_path, r), daemon=True) for r in (0, 1)]
+    for one in ranks:
+        one.start()
+    ranks[0].join(240)
+    for one in ranks:
+        one.kill()
+        one.join()
+    told = torch.load(tmp_path / "told.pt")
+    assert "on rank 1 is not that of the first rank" in told["weights"]
+    assert "Timed out" in told["advance"]
+    assert told["fingerprint"]
+    assert told["seconds"] < 60, "no longer than timeout_s for each call"

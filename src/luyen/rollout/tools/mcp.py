@@ -5,12 +5,12 @@ A server is started when its tools are listed and started again when a call find
 
 import asyncio
 import logging
-import tempfile
+import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import Any, TextIO, cast, final
 
 from httpx2 import AsyncByteStream, Response, StreamError
 from mcp import Client, MCPError, StdioServerParameters
@@ -69,6 +69,8 @@ logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
 _END_S = 15.0
 """Most seconds for a server to end; its process is killed well before."""
+_LAST_BYTES = 2000
+_READ_S = 1.0
 _KEY = "luyen/idempotency-key"
 """Key of a request's `_meta` with the idempotency key of its call."""
 
@@ -101,6 +103,44 @@ class McpTarget:
 
 
 @final
+class _ErrorTail:
+    """The end of what a server prints to its standard error, however much that is."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self._file: TextIO | None = None
+        self._reader: threading.Thread | None = None
+
+    def open(self) -> TextIO:
+        """A file for a server that is started; what an earlier one printed is forgotten."""
+        reading, writing = os.pipe()
+        self._kept = b""
+        self._file = os.fdopen(writing, "w")
+        self._reader = threading.Thread(
+            target=self._read, args=(reading,), name="mcp errors", daemon=True
+        )
+        self._reader.start()
+        return self._file
+
+    def release(self) -> None:
+        """Leave the file to the server: reading ends when the server does."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def text(self) -> str:
+        """The last of it; once the server has ended, all that came before is read."""
+        if self._reader is not None:
+            self._reader.join(_READ_S)
+        return self._kept.decode(errors="replace")
+
+    def _read(self, handle: int) -> None:
+        with os.fdopen(handle, "rb", buffering=0) as stream:
+            while part := stream.read(2**16):
+                self._kept = (self._kept + part)[-_LAST_BYTES:]
+
+
+@final
 class McpServer:
     """One connection, kept over all steps of a run and reopened when it breaks."""
 
@@ -112,7 +152,7 @@ class McpServer:
         self._client: Client | None = None
         self._holder: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._said = _ErrorTail()
 
     def list_tools(self) -> list[dict[str, Any]]:
         """Name, description and parameters of every tool; a UserError when it does not answer."""
@@ -137,7 +177,7 @@ class McpServer:
             with boundary([]):
                 self._background.wait(self._end(), seconds=_END_S)
             self._background.stop()
-            self._log.close()
+            self._said.release()
 
     async def _list(self) -> list[dict[str, Any]]:
         client = await self._connect()
@@ -188,9 +228,11 @@ class McpServer:
         try:
             async with self._transport() as transport, Client(transport) as client:
                 self._client = client
+                self._said.release()
                 up.set_result(None)
                 await stop.wait()
         finally:
+            self._said.release()
             if self._client is client:
                 self._client = None
 
@@ -202,7 +244,7 @@ class McpServer:
             started = StdioServerParameters(
                 command=program, args=arguments, env=dict(target.env), cwd=target.cwd
             )
-            yield stdio_client(started, errlog=self._log)
+            yield stdio_client(started, errlog=self._said.open())
         else:
             async with create_mcp_http_client(
                 headers={**IDENTITY_ENCODING, **target.headers}
@@ -222,8 +264,7 @@ class McpServer:
         if holder is None or not holder.done():
             return f"no answer within {self.target.start_s:g} s"
         fault = None if holder.cancelled() else holder.exception()
-        self._log.seek(0)
-        said = self._log.read()[-2000:].strip().splitlines()
+        said = self._said.text().strip().splitlines()
         last = f"; it said: {one_line(said[-1])}" if said else ""
         return (line_of(_innermost(fault)) if fault is not None else "it went away") + last
 

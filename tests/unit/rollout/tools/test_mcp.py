@@ -105,6 +105,36 @@ def test_an_unknown_selection_and_a_broken_server_are_explained(tmp_path: Path):
         mcp_tools(McpTarget(url="http://127.0.0.1:9/mcp"))
 
 
+FLOOD = """
+import os, sys, threading
+os.write(2, b"x" * 2**25 + b"\\nlast words\\n")
+sys.path.insert(0, {folder!r})
+if {is_broken}: raise SystemExit(1)
+from mcp_server import server
+server.run("stdio")
+"""
+
+
+def test_what_a_server_prints_without_end_takes_no_room(tmp_path: Path):
+    file, folder = tmp_path / "flood.py", str(Path(SERVER).parent)
+    file.write_text(FLOOD.format(folder=folder, is_broken=False))
+    tools = mcp_tools(McpTarget(command=(sys.executable, str(file))), select=["add"])
+    sizes = [os.fstat(int(one)).st_size for one in os.listdir("/proc/self/fd") if is_open(one)]
+    asyncio.run(tools[0].close())
+    assert max(sizes, default=0) < 2**25
+    file.write_text(FLOOD.format(folder=folder, is_broken=True))
+    with pytest.raises(UserError, match="it said: last words"):
+        mcp_tools(McpTarget(command=(sys.executable, str(file))))
+
+
+def is_open(handle: str) -> bool:
+    """Whether it is an unlinked file of this process."""
+    try:
+        return os.readlink(f"/proc/self/fd/{handle}").endswith("(deleted)")
+    except OSError:
+        return False
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
