@@ -171,6 +171,7 @@ def test_a_run_learns_the_same_whichever_way_weights_are_published(
 ):
     words = (*WORDS, *KINDS[kind])
     here = train(tmp_path / "here", *words)
+    words = (*words, "actor_rollout_ref.rollout.cuda_ipc=true")
     monkeypatch.setenv("RAY_ADDRESS", "local")
     found = {"gpu": train(tmp_path / "gpu", *words, "trainer.runtime=ray")}
     if kind == "all weights":
