@@ -128,6 +128,7 @@ ROLLOUTS: dict[str, Case] = {
     f"{ROLLOUT}.enable_rollout_routing_replay": ("refused", "true", ()),
     f"{ROLLOUT}.deterministic": ("warned", "false", ()),
     f"{ROLLOUT}.enforce_eager": ("warned", "true", ()),
+    f"{ROLLOUT}.cuda_ipc": ("warned", "true", ()),
     f"{ROLLOUT}.free_cache_engine": ("plan", "true", ()),
     f"{ROLLOUT}.enable_prefix_caching": ("warned", "false", (f"{ROLLOUT}.name=hf",)),
     f"{ROLLOUT}.max_num_batched_tokens": ("refused", "2", ()),

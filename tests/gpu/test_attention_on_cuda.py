@@ -34,6 +34,26 @@ def test_flash_attention_is_ours_up_to_rounding(cuda, sliding):
         torch.testing.assert_close(theirs / largest, ours / largest, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("sliding", [None, 40])
+def test_parts_of_a_long_sequence_have_the_gradients_of_the_whole(cuda, sliding, monkeypatch):
+    from luyen.models.cuda import varlen_gradients
+    from luyen.models.cuda.varlen import flash_varlen
+    from luyen.models.cuda.varlen_segments import Segments
+
+    case = make_case(cuda, [140, 33, 700], (9, 3, 64), "plain")
+    segments = Segments.packed(case.lengths, device=cuda)
+    results = []
+    for rows in (1 << 20, 128):
+        monkeypatch.setattr(varlen_gradients, "_rows_of_a_pass", lambda *_, rows=rows: rows)
+        leaves = [x.clone().requires_grad_() for x in case.packed()]
+        out = flash_varlen(*leaves, segments, case.scale, sliding=sliding)
+        out.float().square().sum().backward()
+        results.append([x.grad for x in leaves])
+    for whole, parts in zip(*results, strict=True):
+        largest = whole.abs().max()
+        torch.testing.assert_close(parts / largest, whole / largest, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("is_split", [False, True])
 def test_one_graph_serves_all_lengths(cuda, is_split):
     from luyen.models.cuda.decode import paged_decode

@@ -14,6 +14,7 @@ from tests.unit.engine.test_training_engines import (
     FORMS,
     MEGATRON,
     MORE_FORMS,
+    MORE_MEGATRON,
     demand_conformance,
     megatron_is_there,
     run_forms,
@@ -50,3 +51,10 @@ def test_two_ranks_on_nccl_learn_what_single_learns(tmp_path: Path, name: str):
 def test_megatron_on_nccl_learns_what_single_learns(tmp_path: Path, name: str, world: int):
     run_forms(tmp_path, {name: MEGATRON[name]}, (world,))
     demand_conformance(tmp_path, name, world)
+
+
+@megatron_is_there
+@pytest.mark.parametrize("name", MORE_MEGATRON)
+def test_megatron_on_four_nccl_ranks_divides_layers_and_experts(tmp_path: Path, name: str):
+    run_forms(tmp_path, {name: MORE_MEGATRON[name]}, (4,))
+    demand_conformance(tmp_path, name, 4)

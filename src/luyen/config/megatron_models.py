@@ -3,15 +3,23 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-KINDS = ("llama", "mistral", "qwen2", "qwen3")
+from luyen.config.catalog import ROUTED_MODELS
+
+KINDS = ("llama", "mistral", "qwen2", "qwen3", *ROUTED_MODELS)
 """Values of `model_type` whose weights are mapped."""
 _ROTARY = ("default", "linear", "llama3")
 """Kinds of rotary embeddings whose frequencies depend on nothing but the configuration."""
 _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+_EXPERTS = ("num_experts", "num_local_experts")
+_SHARED = "shared_expert_intermediate_size"
 
 
-def why_not(raw: Mapping[str, Any], tensor_size: int) -> tuple[str, str] | None:
+def why_not(
+    raw: Mapping[str, Any], tensor_size: int, *, expert_size: int = 1, copies: int = 1
+) -> tuple[str, str] | None:
     """Why a `config.json` cannot be built on so many ranks, and the way out; None: it can.
+
+    `expert_size` groups of `copies` ranks with different sequences divide experts further.
 
     Example:
         >>> why_not({"model_type": "gemma2"}, 1)[0]
@@ -28,19 +36,33 @@ def why_not(raw: Mapping[str, Any], tensor_size: int) -> tuple[str, str] | None:
             return f"the model has {is_there}, which the engine does not build", "use fsdp2"
     heads = raw.get("num_attention_heads")
     given = {"num_key_value_heads": heads, **raw}
-    for name in _DIVIDED:
-        number = given.get(name)
-        if isinstance(number, int) and number % tensor_size:
-            why = f"the model's {name} is {number}, which {tensor_size} devices cannot divide"
+    divisors = {name: tensor_size for name in _DIVIDED if name in given}
+    if kind in ROUTED_MODELS:
+        if not _has_dense_layers(given):
+            divisors.pop("intermediate_size", None)  # experts are divided whole
+        # The masters of a rank are those of experts that it computes with.
+        of_one = tensor_size * (expert_size * copies if expert_size > 1 else 1)
+        divisors |= {name: of_one for name in _EXPERTS if name in given}
+        if _SHARED in given:
+            divisors[_SHARED] = tensor_size
+    for name, size in divisors.items():
+        number = given[name]
+        if isinstance(number, int) and number % size:
+            why = f"the model's {name} is {number}, which {size} devices cannot divide"
             return why, f"set it to a divisor of {number}, or use fsdp2"
     return None
+
+
+def _has_dense_layers(raw: Mapping[str, Any]) -> bool:
+    """Whether a mixture has layers without experts, too."""
+    return bool(raw.get("mlp_only_layers")) or raw.get("decoder_sparse_step", 1) > 1
 
 
 def _unknown(raw: Mapping[str, Any]) -> dict[str, bool]:
     """Parts of an architecture that the engine does not build -> whether this model has them."""
     layers = cast(list[str], raw.get("layer_types") or [])
     is_mistral = raw.get("model_type") == "mistral"
-    has_window = raw.get("use_sliding_window", is_mistral)
+    has_window = raw.get("use_sliding_window", is_mistral or raw.get("model_type") == "mixtral")
     # transformers gives a Mistral model one where its config.json says nothing.
     window = raw.get("sliding_window", 4096 if is_mistral else None)
     rotary = cast(dict[str, Any], raw.get("rope_parameters") or raw.get("rope_scaling") or {})

@@ -272,21 +272,28 @@ def _computed_with(config: RunConfig, shape: ModelShape, where: Placement, width
 
     Each rank has its part of every layer of every model; what learns has fp32 gradients too.
     """
-    ranks = config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
-    own = divided_shape(shape, ranks).parameters()
+    own = _megatron_weights(config, shape)
     total = own * (width + _FP32)
     if any(role.name == "critic" for role in where.roles) and where.critic_pool is None:
         total += own * (width + _FP32)
     if needs_reference(config) and where.reference_pool is None:
         total += own * width
     if has_teacher(config):
-        total += divided_shape(_teacher(config, shape), ranks).parameters() * width
+        total += _megatron_weights(config, _teacher(config, shape)) * width
     return total
+
+
+def _megatron_weights(config: RunConfig, shape: ModelShape) -> int:
+    """Weights that a rank's passes read; experts are divided further than layers are."""
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    own = divided_shape(shape, fsdp.tensor_parallel_size)
+    experts = max(1, own.experts // fsdp.expert_parallel_size)
+    return replace(own, experts=experts).parameters()
 
 
 def divided_shape(shape: ModelShape, ranks: int) -> ModelShape:
     """What each of the ranks that divide layers computes with; every rank has all key heads whose
-    number they do not divide.
+    number they do not divide. The experts of a mixture stay whole, and a rank has some of them.
 
     Example:
         >>> shape = ModelShape(layers=2, hidden=8, heads=4, kv_heads=1, head_dim=4,
@@ -296,11 +303,14 @@ def divided_shape(shape: ModelShape, ranks: int) -> ModelShape:
         (2, 1, 8, 5)
     """
     keys = shape.kv_heads if shape.kv_heads % ranks else shape.kv_heads // ranks
+    is_mixture = shape.experts > 1
     return replace(
         shape,
         heads=shape.heads // ranks,
         kv_heads=keys,
-        intermediate=shape.intermediate // ranks,
+        intermediate=shape.intermediate // (1 if is_mixture else ranks),
+        experts=max(1, shape.experts // ranks),
+        shared=shape.shared // ranks,
         vocab=shape.vocab // ranks,
     )
 

@@ -121,6 +121,7 @@ MAY_CHANGE: Mapping[Kind, tuple[str, ...]] = {
         f"{_ARR}.rollout.deterministic",
         f"{_ARR}.rollout.enforce_eager",
         f"{_ARR}.rollout.free_cache_engine",
+        f"{_ARR}.rollout.cuda_ipc",
         f"{_ARR}.rollout.enable_prefix_caching",
         f"{_ARR}.rollout.max_num_batched_tokens",
         f"{_ARR}.rollout.max_model_len",

@@ -1,8 +1,9 @@
-"""Tensor parallelism: ranks divide the heads, the inner width of MLPs, and the vocabulary.
+"""Tensor and expert parallelism: ranks divide heads, MLPs' inner width, experts, and vocabulary.
 
 Each rank has some columns of the projections that read the residual stream, and the same rows of
-those that write to it; a sum over the ranks follows each of the latter. The residual stream and
-norms are the same on all ranks. Parameters are DTensors over the ranks, which FSDP2 shards further;
+those that write to it; a sum over the ranks follows each of the latter. A mixture's experts stay
+whole, and each rank has some of them. The residual stream, norms and routers are the same on all
+ranks. Parameters are DTensors over the ranks, which FSDP2 shards further;
 modules compute with the local part.
 """
 
@@ -18,15 +19,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from luyen.base.errors import UserError
+from luyen.models.experts import routed_layers, split_experts
 from luyen.models.policy import Policy, ValueModel
+from luyen.models.rank_splits import ExpertSplit
 from luyen.models.weights import is_adapter_layer
 
 TENSOR = "tensor"
 """Dimension of the mesh whose ranks divide layers."""
 FIELD = "actor_rollout_ref.actor.fsdp_config.tensor_parallel_size"
 
-_ATTENTIONS = {f"{name}Attention" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
-_MLPS = {f"{name}MLP" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+_MODELS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen2Moe", "Qwen3Moe")
+_ATTENTIONS = {f"{name}Attention" for name in _MODELS}
+_MLPS = {f"{name}MLP" for name in _MODELS}
 
 
 def divided_dimension(tensor: DTensor) -> int | None:
@@ -179,6 +183,8 @@ class _Divider:
     """Replaces the parameters of modules with this rank's parts, each once."""
 
     def __init__(self, mesh: DeviceMesh, masters: torch.dtype | None) -> None:
+        self.device = mesh.device_type
+        """Where parts are."""
         self._mesh = mesh
         self._masters = masters
         self._made: dict[int, nn.Parameter] = {}
@@ -205,7 +211,7 @@ class _Divider:
                 size, rank = self._mesh.size(), self._mesh.get_local_rank()
                 local = local.chunk(size, placement.dim)[rank].clone()
             dtype = self._masters if parameter.requires_grad else None
-            local = local.to(self._mesh.device_type, dtype or parameter.dtype)
+            local = local.to(self.device, dtype or parameter.dtype)
             part = DTensor.from_local(
                 local.contiguous(),
                 self._mesh,
@@ -249,6 +255,8 @@ def divide_layers(
         elif type(part).__name__ in _MLPS:
             _divide_reading(part, ("gate_proj", "up_proj"), ranks, divider)
             _divide_writing(part.get_submodule("down_proj"), ranks, divider)
+    for block in routed_layers(policy.model):
+        _divide_experts(block.get_submodule("experts"), ranks, divider)
     divider.divide(embedding, Shard(0))
     _look_up_own_rows(embedding, ranks)
     _divide_outputs(policy.head.linear, divider)
@@ -294,15 +302,34 @@ def _refuse(policy: Policy, size: int, field: str) -> None:
     kind = type(policy.model).__name__
     if len(attentions) != config.num_hidden_layers:
         why = f"how the layers of {kind} are divided is not known"
-        raise UserError(field, size, why, "set it to 1, or name a Llama, Mistral, Qwen 2 or Qwen 3")
+        fix = "set it to 1, or name a Llama, Mistral, Mixtral, Qwen 2 or Qwen 3"
+        raise UserError(field, size, why, fix)
     if is_adapter_layer(policy.model.get_input_embeddings()):
         why = f"the embedding of {kind} has an adapter, whose rows are not divided"
         raise UserError(field, size, why, "leave embed_tokens out of model.target_modules")
-    for name in ("num_attention_heads", "intermediate_size", "vocab_size"):
-        number = vars(config)[name]
+    sizes = {name: vars(config)[name] for name in ("num_attention_heads", "vocab_size")}
+    mlps = [m for m in policy.model.modules() if type(m).__name__ in _MLPS]
+    # A mixture has several widths, and some have no MLP.
+    sizes |= {_width_name(m, config): m.get_submodule("down_proj").in_features for m in mlps}
+    for block in routed_layers(policy.model):
+        experts: Any = block.get_submodule("experts")
+        sizes["num_experts"] = len(experts.down_proj)
+    for name, number in sizes.items():
         if number % size:
             why = f"{name} of {kind} is {number}, which {size} devices cannot divide"
             raise UserError(field, size, why, f"set it to a divisor of {number}")
+
+
+def _width_name(mlp: Any, config: Any) -> str:
+    is_shared = mlp.down_proj.in_features != config.intermediate_size
+    return "shared_expert_intermediate_size" if is_shared else "intermediate_size"
+
+
+def _divide_experts(experts: Any, ranks: TensorRanks, divider: _Divider) -> None:
+    """Keep this rank's experts of a layer, each whole."""
+    count = len(experts.down_proj) // ranks.size
+    divider.divide(experts, Shard(0))
+    split_experts(experts, ExpertSplit(ranks=ranks, first=ranks.rank * count, count=count))
 
 
 def _divide_attention(attention: Any, ranks: TensorRanks, divider: _Divider) -> None:
@@ -378,8 +405,7 @@ def _divide_outputs(projection: nn.Module, divider: _Divider) -> None:
 
 def _keep_whole(projection: nn.Module, rows: list[int], divider: _Divider) -> None:
     """Every rank keeps all rows, and computes its own."""
-    device = next(projection.parameters()).device
-    own = _View(is_partial=True, rows=torch.tensor(rows, device=device))
+    own = _View(is_partial=True, rows=torch.tensor(rows, device=divider.device))
     for linear, part in _linears(projection):
         view = _View(is_partial=True) if part == "lora_A" else own
         divider.divide(linear, Replicate(), {"weight": view, "bias": view})

@@ -105,7 +105,8 @@ class _BatchInvariantLinear(torch.autograd.Function):
 def grouped_linear(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     """`x[i] @ weight[e].T` for the rows from `offsets[e]` to `offsets[e + 1]` of each expert.
 
-    The bits of a row do not depend on the other rows, nor on their number.
+    The bits of a row do not depend on the other rows, nor on their number. Rows beyond the last
+    offset are undefined, and have a gradient of 0.
     """
     return _GroupedLinear.apply(x, weight, offsets)
 
@@ -126,9 +127,13 @@ class _GroupedLinear(torch.autograd.Function):
         """Gradients of rows and weights."""
         x, weight, offsets = ctx.saved_tensors
         counts = offsets.diff().tolist()
-        parts = [*zip(grads[0].split(counts), x.split(counts), weight, strict=True)]
+        end = sum(counts)
+        parts = [*zip(grads[0][:end].split(counts), x[:end].split(counts), weight, strict=True)]
         needs = ctx.needs_input_grad
-        below = torch.cat([grad @ own for grad, _, own in parts]) if needs[0] else None
+        below = None
+        if needs[0]:
+            unread = x.new_zeros(len(x) - end, x.shape[1])
+            below = torch.cat([*(grad @ own for grad, _, own in parts), unread])
         learned = torch.stack([grad.t() @ rows for grad, rows, _ in parts]) if needs[1] else None
         return below, learned, None
 

@@ -3,7 +3,7 @@
 The experts of a token are the k likeliest, of equally likely ones those that come first; the rows
 of each expert are multiplied together, and a token adds its experts in the order in which they were
 chosen. So its bits depend on no other token. On a GPU that need not be exact the layers of
-transformers compute.
+transformers compute, unless ranks divide the experts.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,14 @@ from luyen.models.batch_invariant_linear import (
     grouped_linear,
 )
 from luyen.models.fused.packed_linear import Product
+from luyen.models.rank_splits import ExpertSplit
 
 ROUTING = "luyen_routing"
 """Forward keyword argument: the `RoutingLog` of a call, which every decoder layer gets."""
 _EXACT = "luyen_exact"
 """Attribute of a routed layer and of its router: whether rows must not depend on each other."""
+_SPLIT = "luyen_split"
+"""Attribute of the experts of a layer: the `ExpertSplit` of the ranks that divide them."""
 _BLOCKS = ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock")
 
 # What routers decide.
@@ -225,6 +228,11 @@ def choose_experts(model: nn.Module, *, is_exact: bool) -> None:
         vars(block.get_submodule("gate"))[_EXACT] = is_exact
 
 
+def split_experts(experts: nn.Module, split: ExpertSplit) -> None:
+    """Let the experts of a layer, of which this rank keeps its own, add up their parts."""
+    vars(experts)[_SPLIT] = split
+
+
 def is_grouped(x: Tensor) -> bool:
     """Whether rows are multiplied by kernels that know on the device alone whose they are."""
     return x.is_cuda
@@ -250,7 +258,9 @@ def _forward(self: Any, hidden_states: Tensor) -> Tensor:
             weights = _weights(self.gate, logits, experts)
         probability = torch.softmax(logits, -1, dtype=torch.float32)
         log.add(number, Routing(probability=probability, experts=experts))
-    compute = partial(_in_order, self.experts) if _is_ours(self, x) else self.experts
+    is_split = _SPLIT in vars(self.experts)
+    is_ours = is_split or _is_ours(self, x)
+    compute = partial(_in_order, self.experts) if is_ours else self.experts
     made = compute(x, experts, weights)
     if "shared_expert" in dict(self.named_children()):
         # Qwen2-MoE: an expert that every token has, as far as a gate of its own lets it through.
@@ -280,10 +290,17 @@ def _weights(gate: Any, logits: Tensor, experts: Tensor) -> Tensor:
 
 
 def _in_order(experts: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """The weighted outputs of each token's experts, added in the order of `chosen`."""
+    """The weighted outputs of each token's experts, added in the order of `chosen`.
+
+    Of divided experts a rank adds its own, and then the ranks their sums.
+    """
+    split: ExpertSplit | None = vars(experts).get(_SPLIT)
+    if split is not None:
+        x, weights, chosen = split.ranks.enter(x), split.ranks.enter(weights), split.own(chosen)
     made = (_grouped_outputs if is_grouped(x) else _outputs)(experts, x, chosen)
     parts = zip(weights.unbind(-1), made, strict=True)
-    return _sum_in_order([weight[:, None] * part for weight, part in parts]).to(x.dtype)
+    total = _sum_in_order([weight[:, None] * part for weight, part in parts])
+    return (total if split is None else split.ranks.sum(total)).to(x.dtype)
 
 
 def _row_product(x: Tensor) -> Product:
@@ -295,28 +312,36 @@ def _row_product(x: Tensor) -> Product:
 
 def _grouped_outputs(experts: Any, x: Tensor, chosen: Tensor) -> Sequence[Tensor]:
     """As `_outputs`; the host never waits, so that a graph can hold the calls."""
-    k = chosen.shape[-1]
+    k, count = chosen.shape[-1], len(experts.down_proj)
     by_expert, order = chosen.flatten().sort(stable=True)
-    each = torch.arange(experts.num_experts + 1, device=x.device)
+    each = torch.arange(count + 1, device=x.device)
     offsets = torch.searchsorted(by_expert, each)
     up = grouped_linear(gather_rows(x, order // k), experts.gate_up_proj, offsets)
     gate, value = up.chunk(2, -1)
     made = grouped_linear(experts.act_fn(gate) * value, experts.down_proj, offsets)
+    if _SPLIT in vars(experts):  # rows of other ranks' experts were not multiplied
+        made = made.masked_fill((by_expert == count)[:, None], 0.0)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return made.index_select(0, back).unflatten(0, (-1, k)).unbind(1)
 
 
 def _outputs(experts: Any, x: Tensor, chosen: Tensor) -> Sequence[Tensor]:
-    """`[tok, hidden]` of each token's first expert, of its second, and so on."""
+    """`[tok, hidden]` of each token's first expert, of its second, and so on.
+
+    0 for experts of other ranks.
+    """
     product = _row_product(x)
-    k = chosen.shape[-1]
+    k, count = chosen.shape[-1], len(experts.down_proj)
     by_expert, order = chosen.flatten().sort(stable=True)
-    counts = torch.bincount(by_expert, minlength=experts.num_experts).tolist()
-    rows = x.index_select(0, order // k).split(counts)
+    counts = torch.bincount(by_expert, minlength=count + 1).tolist()
+    *rows, foreign = x.index_select(0, order // k).split(counts)
     # One split of the stacked weights has one gradient; one for each expert would be as large.
-    each = zip(rows, experts.gate_up_proj.unbind(0), experts.down_proj.unbind(0), strict=True)
-    made = torch.cat([_expert(experts, r, up, down, product) for r, up, down in each if len(r)])
+    ups, downs = experts.gate_up_proj.unbind(0), experts.down_proj.unbind(0)
+    # The first one even without rows: weights of a rank without tokens have gradients, of 0.
+    used = [i for i, own in enumerate(rows) if len(own) or not i]
+    parts = [_expert(experts, rows[i], ups[i], downs[i], product) for i in used]
+    made = torch.cat([*parts, torch.zeros_like(foreign)])
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return made.index_select(0, back).unflatten(0, (-1, k)).unbind(1)

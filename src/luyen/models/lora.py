@@ -1,7 +1,7 @@
 """LoRA through peft: adapters inside the model, which keeps its own class."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def add_adapter(
     config = _peft().LoraConfig(
         r=model.lora_rank,
         lora_alpha=model.lora_alpha,
-        target_modules="all-linear" if names == ["all-linear"] else names,
+        target_modules=_targets(net, names),
         lora_dropout=model.lora_dropout,
         use_rslora=model.use_rslora,
         use_dora=model.use_dora,
@@ -79,6 +79,25 @@ def add_adapter(
             layer.lora_dropout[ADAPTER] = AdapterDropout(model.lora_dropout, place=place).eval()
     if directory is not None:
         load_adapter(net, directory)
+
+
+def _targets(net: PreTrainedModel, names: Sequence[str]) -> str | list[str]:
+    """What peft puts adapters on: linear layers of these names.
+
+    In a mixture peft would also take its stacked experts and its routers, which are none.
+    """
+    is_any = list(names) == ["all-linear"]
+    if all(parameter.dim() < _STACKED for parameter in net.parameters()):
+        return "all-linear" if is_any else list(names)
+    head = net.get_output_embeddings()
+    layers = {n: m for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Embedding)}
+    if is_any:
+        return [n for n, m in layers.items() if isinstance(m, nn.Linear) and m is not head]
+    return [n for n in layers if any(f".{n}".endswith(f".{name}") for name in names)]
+
+
+_STACKED = 3
+"""Dimensions of the weights of all experts of a layer in one tensor."""
 
 
 def load_adapter(net: PreTrainedModel, directory: Path) -> None:

@@ -172,8 +172,10 @@ class Policy(nn.Module):
         """Whether activations wait for the backward pass in host memory."""
         self.sequence_split: SequenceSplit | None = None
         """Divides passes over ranks; None: this process computes all tokens of its passes."""
-        self.reader: Read | None = None
-        """Computes last hidden states of packed tokens; None: the layers of the model do."""
+        self.reader: (
+            Callable[[Tensor, Tensor, AttentionContext, RoutingLog | None], Tensor] | None
+        ) = None
+        """Computes what `hidden` returns; None: the layers of the model do."""
         self.vocabulary_split: VocabularySplit | None = None
         """Divides the output layer over ranks; None: this process has all of it."""
         self.least: Callable[[int], int] = int
@@ -225,7 +227,7 @@ class Policy(nn.Module):
         """Last hidden state `[tok, hidden]` of packed tokens; routed layers write the log."""
         assert self.is_packed, "the model was loaded with its own attention"
         if self.reader is not None:
-            return self.reader(tokens, positions, context)
+            return self.reader(tokens, positions, context, routing)
         base: Any = self.model.base_model
         given = {} if routing is None else {ROUTING: routing}
         with offload_activations(self.model) if self.is_offloading else nullcontext():

@@ -1,4 +1,4 @@
-"""How ranks divide a pass, as a model sees it: the tokens, or the vocabulary."""
+"""How ranks divide a pass, as a model sees it: the tokens, the vocabulary, or the experts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -54,6 +54,36 @@ class SequenceSplit(Protocol):
         ...
 
 
+# Experts of a layer over ranks.
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertSplit:
+    """Ranks that each have some experts of a layer whole, and all hidden states.
+
+    A rank's part of a layer's output is that of its experts; the parts are summed.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> split = ExpertSplit(ranks=SimpleNamespace(enter=abs, sum=abs), first=2, count=2)
+        >>> split.own(torch.tensor([[0, 2], [3, 5]])).tolist()
+        [[2, 0], [1, 2]]
+    """
+
+    ranks: "RankSums"
+    """How they add their parts up."""
+    first: int
+    """First expert of this rank."""
+    count: int
+    """Experts of this rank."""
+
+    def own(self, experts: Tensor) -> Tensor:
+        """Each expert's number among those of this rank; `count` stands for another rank's."""
+        mine = experts - self.first
+        return mine.masked_fill((mine < 0) | (mine >= self.count), self.count)
+
+
 # Rows of the output layer over ranks.
 #
 # A rank computes its logits only; maxima and sums over the vocabulary are completed over the ranks.
@@ -63,7 +93,19 @@ _CHUNK_NUMBERS = {"cuda": 1 << 27, "cpu": 1 << 24}
 """Logits that exist at once on a rank."""
 
 
-class VocabularySplit(Protocol):
+class RankSums(Protocol):
+    """Ranks that compute parts of a sum from the same values."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The same values, whose gradient is summed over the ranks."""
+        ...
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the ranks; every rank has its gradient."""
+        ...
+
+
+class VocabularySplit(RankSums, Protocol):
     """Ranks that each have some rows of the output layer, and all hidden states."""
 
     @property
@@ -74,14 +116,6 @@ class VocabularySplit(Protocol):
     @property
     def rows(self) -> int:
         """Rows of this rank."""
-        ...
-
-    def enter(self, x: Tensor) -> Tensor:
-        """The same values, whose gradient is summed over the ranks."""
-        ...
-
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum over the ranks; every rank has its gradient."""
         ...
 
     def max(self, x: Tensor) -> Tensor:

@@ -23,11 +23,13 @@ from luyen.runtime.generation import (
     LazyRollouts,
     RolloutFuture,
 )
+from luyen.runtime.gpu_memory import MappedWeights
 from luyen.runtime.roles import Publication, RoleMicroBatching, Roles, RolloutRole
 from luyen.runtime.weight_sync import WeightSync
 from luyen.runtime.weights import (
     GatheredWeights,
     Gathering,
+    WeightForm,
     digests_of,
     finish_weights,
     free_memory,
@@ -84,8 +86,9 @@ class LocalWorkers(WorkerGroup[W]):
         """The worker is part of this process."""
         return False
 
-    def gather(self) -> Gathering:
+    def gather(self, form: WeightForm | None = None) -> Gathering:
         """The policy's own parameters, with digests of every trained tensor."""
+        del form
         assert isinstance(self.worker, TrainWorker), "no other worker has engines to publish to"
         start = time.monotonic()
         weights = trained_parameters(self.worker.actor.policy)
@@ -259,8 +262,16 @@ class LocalReceiver:
         del holder
         self._next = version, frozenset(keep)
 
-    def send_all(self, parts: Sequence[Any], expected: Mapping[str, str]) -> None:
+    def send_all(
+        self,
+        parts: Sequence[Any],
+        expected: Mapping[str, str],
+        *,
+        mapped: MappedWeights | None = None,
+        gather_bytes: Callable[[], Sequence[Any]] | None = None,
+    ) -> None:
         """Copy the weights into an engine that is free; a UserError if their digests differ."""
+        del mapped, gather_bytes
         assert self._next is not None, "no publication was started"
         version, keep = self._next
         engine = self._engines.hold(version, keep=keep)
@@ -274,6 +285,9 @@ class LocalReceiver:
             fix = "copy every trained parameter to the engine, adapters too"
             raise UserError(_FIELD, type(engine).__name__, why, fix)
         self.confirmed_at = time.monotonic()
+
+    def withdraw(self) -> None:
+        """Nothing is read after it was sent."""
 
     def receive(self, wait_s: float) -> None:
         """Nothing is on its way."""

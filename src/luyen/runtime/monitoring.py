@@ -66,9 +66,19 @@ class RoleMonitor:
             process.heard(report, sent=sent, back=back, step=step)
 
     def published(
-        self, *, version: int, size: int, parameters: int, seconds: float, ago: float = 0.0
+        self,
+        *,
+        version: int,
+        size: int,
+        parameters: int,
+        seconds: float,
+        way: str = "host",
+        ago: float = 0.0,
     ) -> None:
-        """Record a complete weight sync, which ended `ago` seconds before now."""
+        """Record a complete weight sync, which ended `ago` seconds before now.
+
+        `way` is how it went: `host`, `gpu`, or `gpu and host`.
+        """
         with self._lock:
             self._publications.append((seconds, size, parameters))
         self._spans.past(
@@ -79,6 +89,7 @@ class RoleMonitor:
             version=version,
             bytes=size,
             parameters=parameters,
+            way=way,
         )
 
     def numbers(self) -> dict[str, float]:

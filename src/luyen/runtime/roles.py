@@ -324,6 +324,8 @@ class Roles:
         numbers |= self._router_statistics(batch, objective)
         shards = split_batch(prepared, self.micro_batching.actor, ranks=self.workers.shards)
         sync, gathering = self.weight_sync, None
+        if sync is not None:
+            sync.release()
         if is_last and sync is not None and self.rollout.alternates:
             done, gathering = self.workers.begin_each_and_gather(
                 TrainWorker.update_actor, shards, objective=objective, lr=lr, statistics=numbers
@@ -375,6 +377,8 @@ class Roles:
 
     def load(self, folder: Path) -> None:
         """Restore weights and optimizer state, whatever number of ranks saved them."""
+        if self.weight_sync is not None:
+            self.weight_sync.release()
         for group in (self.workers, *self._further):
             group.all(ModelWorker.load, folder.absolute())
         self.forget_weights()

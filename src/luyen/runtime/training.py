@@ -325,12 +325,13 @@ def megatron(place: RankPlace, config: FsdpConfig) -> TrainingEngine:
     from luyen.engine.megatron.model import join_megatron_ranks
 
     assert place.address is not None, "ranks meet somewhere"
-    mesh = join_megatron_ranks(
+    ranks = join_megatron_ranks(
         place.rank,
         place.ranks,
         place.address,
         device=place.device,
         tensor_size=config.tensor_parallel_size,
+        expert_size=config.expert_parallel_size,
         timeout_s=place.timeout_s,
     )
-    return ModelsOnRanks(lay_out=lambda model: lay_out(model, mesh), device=place.pass_device)
+    return ModelsOnRanks(lay_out=lambda model: lay_out(model, ranks), device=place.pass_device)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, final
 
+from luyen.runtime.gpu_memory import MappedWeights
 from luyen.runtime.monitoring import RoleMonitor
 from luyen.runtime.weights import GatheredWeights, Gathering
 from luyen.runtime.worker import TrainWorker, WorkerGroup
@@ -37,12 +38,24 @@ class WeightReceiver(Protocol):
         """
         ...
 
-    def send_all(self, parts: Sequence[Any], expected: Mapping[str, str]) -> None:
-        """Send all parts to every engine, with the digests that it must confirm.
+    def send_all(
+        self,
+        parts: Sequence[Any],
+        expected: Mapping[str, str],
+        *,
+        mapped: MappedWeights | None = None,
+        gather_bytes: Callable[[], Sequence[Any]] | None = None,
+    ) -> None:
+        """Send the weights to every engine, with the digests that it must confirm.
 
-        An engine generates with the weights only after it has confirmed them; a UserError, here
-        or in `receive`, if they differ.
+        Engines that can read `mapped` do so, until `withdraw`; the rest get all parts, for which
+        `gather_bytes` is called if there are none. An engine generates with the weights only after
+        it has confirmed them; a UserError, here or in `receive`, if they differ.
         """
+        ...
+
+    def withdraw(self) -> None:
+        """Return when no engine reads the workers' memory; none begins to after that."""
         ...
 
     def receive(self, wait_s: float) -> None:
@@ -94,6 +107,8 @@ class WeightSync:
         self._watch = watch
         self._gathering: Gathering | None = None
         self._pending: PendingSync | None = None
+        self._is_mapped = False
+        """Whether engines may read the workers' memory."""
         self.newest: int | None = None
         """Version of the newest publication, if that is complete."""
         self.digests: Mapping[str, str] | None = None
@@ -105,6 +120,12 @@ class WeightSync:
     def forget(self) -> None:
         """Drop all state: the workers have loaded a checkpoint."""
         self.newest = self.digests = self._pending = self._gathering = None
+
+    def release(self) -> None:
+        """Return when no engine reads the workers' weights in place: they may change then."""
+        if self._is_mapped:
+            self._receiver.withdraw()
+        self._is_mapped = False
 
     def change(self, gathering: Gathering | None = None) -> None:
         """Drop the digests: the workers take an optimizer step.
@@ -129,15 +150,27 @@ class WeightSync:
         assert sync is self._pending, "a newer publication has started since"
         gathered = sync.gathering()
         started = time.monotonic() - gathered.seconds
-        self._receiver.send_all(gathered.parts, _of_policy(gathered))
+        again = None if gathered.mapped is None else self._gather_bytes
+        self._is_mapped |= gathered.mapped is not None
+        self._receiver.send_all(
+            gathered.parts, _of_policy(gathered), mapped=gathered.mapped, gather_bytes=again
+        )
         while not self._receiver.is_published:
             self._receiver.receive(_WAIT_S)
         self._finish(sync.version, gathered, started)
 
+    def _gather_bytes(self) -> Sequence[Any]:
+        """The same weights as bytes, for an engine that came later and cannot read in place."""
+        return self._workers.gather("bytes")().parts
+
     async def publish_extra(self, version: int, keep: Collection[int]) -> None:
-        """Publish the workers' weights in addition to the kept versions, while engines generate."""
+        """Publish the workers' weights in addition to the kept versions, while engines generate.
+
+        They are bytes: a replica that is lost needs every kept version again, and the workers have
+        only the newest.
+        """
         started = time.monotonic()
-        gathered = await asyncio.to_thread(self._workers.gather())
+        gathered = await asyncio.to_thread(self._workers.gather("bytes"))
         self._receiver.begin_publication(version, keep=keep, holder=self._workers.raise_if_lost)
         self._receiver.send_all(gathered.parts, _of_policy(gathered))
         while not self._receiver.is_published:
@@ -159,9 +192,17 @@ class WeightSync:
                 version=version,
                 size=gathered.bytes,
                 parameters=len(_of_policy(gathered)),
+                way=_way(gathered),
                 seconds=confirmed_at - started,
                 ago=time.monotonic() - confirmed_at,
             )
+
+
+def _way(gathered: GatheredWeights) -> str:
+    """How the weights reached the engines."""
+    if gathered.mapped is None:
+        return "host"
+    return "gpu and host" if gathered.parts else "gpu"
 
 
 def _of_policy(gathered: GatheredWeights) -> dict[str, str]:

@@ -1,14 +1,16 @@
-"""Weights in transit: packed as bytes, in buckets, copied into an engine and digested there.
+"""Weights in transit: packed as bytes, in buckets, or as memory of the same GPU; copied into an
+engine and digested there.
 
 Pickling a view would send its whole storage; packing sends only its own elements, bit for bit, for
 every dtype.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from luyen.base.errors import UserError
 from luyen.models.weights import Fingerprint, tensor_digests
 from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.protocol import RemoteEngine, RolloutEngine, drop_prefixes
+from luyen.runtime.gpu_memory import MappedWeights, cuda_memory, opened
 
 # Arrays in Ray's object store are read-only, which PyTorch cannot express.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -62,6 +65,14 @@ class GatheredWeights:
     """Seconds that the ranks took."""
     digests: Mapping[str, str]
     """Type, shape and digest of every trained tensor, computed from the shards of each rank."""
+    mapped: MappedWeights | None = None
+    """The same parameters in the memory of the first rank, valid until its next step; None: they
+    are only in `parts`. `parts` may then be empty."""
+
+
+WeightForm: TypeAlias = Literal["bytes", "mapped", "both"]
+"""What replicas need: buckets of bytes, the memory of a rank on the same GPU, or, where they
+differ, both. A rank that cannot be read gathers bytes."""
 
 
 Gathering: TypeAlias = Callable[[], GatheredWeights]
@@ -127,6 +138,16 @@ def unpack(part: PackedWeights) -> dict[str, Tensor]:
         for (name, shape), own in zip(contents, flat.split(sizes), strict=True):
             found[name] = own.view(shape)
     return found
+
+
+@contextmanager
+def readable(part: PackedWeights | MappedWeights) -> Generator[dict[str, Tensor]]:
+    """The tensors of a part, valid until the end of the block, on the CPU or on this GPU."""
+    if isinstance(part, PackedWeights):
+        yield unpack(part)
+        return
+    with opened(part, cuda_memory()) as found:
+        yield found
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
@@ -214,16 +235,17 @@ def load_part(
     engines: VersionedEngines,
     version: int | None,
     keep: Collection[int | None],
-    part: PackedWeights,
+    part: PackedWeights | MappedWeights,
     is_last: bool,
 ) -> tuple[set[str], dict[str, str] | None]:
     """Load a part; the names of its parameters, and after the last part the engine's digests."""
     engine = engines.engine() if version is None else engines.hold(version, keep=keep)
-    given = unpack(part)
-    load_weights(engine, given)
+    with readable(part) as given:
+        load_weights(engine, given)
+        names = set(given)
     if is_last:
         finish_weights(engine, version or 0)
-    return set(given), digests_of(engine) if is_last else None
+    return names, digests_of(engine) if is_last else None
 
 
 def version_digests(engines: VersionedEngines, version: int | None) -> dict[str, str] | None:

@@ -17,14 +17,17 @@ from luyen.base.files import writing
 from luyen.checkpoint.file_writers import FileWriter
 from luyen.checkpoint.tensors import not_finite, save_state
 from luyen.checkpoint.writer import CheckpointWriter, RankWriter
+from luyen.engine.actor import ActorEngine
 from luyen.engine.batch import BatchShard
 from luyen.engine.logprobs import FrozenPolicy
 from luyen.engine.optim import MASTERS, first_moments
 from luyen.engine.sharded_state import shard_sums
 from luyen.engine.step import ShardUpdateResult
+from luyen.models.weights import trained_parameters
+from luyen.runtime.gpu_memory import can_map
 from luyen.runtime.monitoring import ProcessTrace, TraceSpec
 from luyen.runtime.training import Learner, PolicyLearner, ValueLearner
-from luyen.runtime.weights import Gathering
+from luyen.runtime.weights import Gathering, WeightForm
 
 
 def split_learned_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -222,6 +225,13 @@ class TrainWorker(ModelWorker):
         """
         return self.actor.weights()
 
+    def weights_in_place(self) -> dict[str, Tensor] | None:
+        """The same where they are, if another process on this GPU can read them there."""
+        if not isinstance(self.actor, ActorEngine):
+            return None  # a plugin's may be made for `weights` alone
+        own = trained_parameters(self.actor.policy)
+        return own if can_map(own) else None
+
     def _learners(self) -> Iterator[Learner]:
         """Every role here that learns."""
         if self._actor is not None:
@@ -321,8 +331,11 @@ class WorkerGroup(ABC, Generic[W]):
         """Whether the workers were stopped."""
 
     @abstractmethod
-    def gather(self) -> Gathering:
-        """Start to gather and digest the policy's weights, after all earlier calls."""
+    def gather(self, form: WeightForm | None = None) -> Gathering:
+        """Start to gather and digest the policy's weights, after all earlier calls.
+
+        None: in the form that the engines need now.
+        """
 
     @abstractmethod
     def raise_if_lost(self) -> None:

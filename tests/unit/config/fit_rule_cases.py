@@ -4,6 +4,7 @@ A = "actor_rollout_ref.actor"
 M = "actor_rollout_ref.model"
 R = "actor_rollout_ref.rollout"
 GRPO = ("algorithm.adv_estimator=grpo", f"{R}.n=4")
+SHARED = (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2")
 FILTER = ("algorithm.filter_groups.enable=true",)
 NF4 = f"{M}.quantization=nf4"
 DISTILL = "trainer.stage=distill"
@@ -16,13 +17,25 @@ FIT_CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (f"{R}.name=near", "trainer.plugins=ENGINES"),
     ),
     "R08": (
-        (f"{R}.expert_parallel_size=2", "trainer.n_gpus_per_node=2"),
+        (f"{R}.expert_parallel_size=2", "trainer.n_gpus_per_node=2", f"{R}.name=hf"),
         (
             f"{R}.expert_parallel_size=2",
             "trainer.n_gpus_per_node=2",
             f"{R}.name=near",
             "trainer.plugins=ENGINES",
         ),
+    ),
+    "R32": (
+        (f"{R}.expert_parallel_size=4", *SHARED, f"{M}.path=MIXTURE"),
+        (f"{R}.expert_parallel_size=2", *SHARED, f"{M}.path=MIXTURE"),
+    ),
+    "R33": (
+        (f"{R}.expert_parallel_size=1", *SHARED, f"{M}.path=MIXTURE"),
+        (f"{R}.expert_parallel_size=2", *SHARED, f"{M}.path=MIXTURE"),
+    ),
+    "R34": (
+        (f"{R}.cuda_ipc=true",),
+        (f"{R}.cuda_ipc=true", "trainer.runtime=ray", "trainer.device=cuda"),
     ),
     "R31": (
         (f"{R}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=3"),

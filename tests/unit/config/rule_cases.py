@@ -86,6 +86,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         (f"{A}.strategy=megatron", *DEVICES),
     ),
+    "F18": (
+        (f"{A}.fsdp_config.expert_parallel_size=2", *DEVICES),
+        (f"{A}.fsdp_config.expert_parallel_size=1", *DEVICES),
+    ),
     "F09": (
         (f"{A}.strategy=deepspeed", "trainer.n_gpus_per_node=2"),
         (f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=2"),

@@ -246,11 +246,12 @@ def test_a_server_of_the_run_has_the_one_gpu_that_ray_gives_it():
     assert report_of(f"{ARR}.rollout.name=vllm", URL, *SERVER[1:], split).is_sound
 
 
-def test_experts_of_a_server_are_divided_by_its_own_option():
-    report = report_of(*VLLM, f"{ARR}.rollout.expert_parallel_size=2")
-    [problem] = [p for p in report.problems if p.field.endswith("expert_parallel_size")]
-    assert (problem.id, problem.severity) == ("R25", "warning")
-    assert "engine_kwargs" in problem.fix
+def test_experts_of_a_server_are_shared_where_there_are_some_and_the_run_starts_it():
+    words = (f"{ARR}.rollout.expert_parallel_size=2", *SERVER[1:], f"{ARR}.rollout.name=vllm")
+    for more, rule in (((), "R33"), ((URL,), "R25")):
+        report = report_of(*words, *more)
+        [problem] = [p for p in report.problems if p.field.endswith("expert_parallel_size")]
+        assert (problem.id, problem.severity) == (rule, "warning")
 
 
 JUDGE = ("reward.reward_model.enable=true", "reward.reward_model.model_path=builtin://arithmetic")

@@ -73,6 +73,7 @@ def places(tmp_path: Path) -> dict[str, str]:
         "DEAF": deaf,
         "FALCON": config_of(tmp_path / "falcon", '{"model_type": "falcon", "vocab_size": 8}'),
         "MIXTRAL": config_of(tmp_path / "mixtral", '{"model_type": "mixtral", "vocab_size": 8}'),
+        "MIXTURE": config_of(tmp_path / "experts", '{"model_type": "mixtral", "num_experts": 8}'),
         "GPT2": config_of(tmp_path / "gpt2", '{"model_type": "gpt2", "n_positions": 1023}'),
     }
     return {word: str(path) for word, path in named.items()}

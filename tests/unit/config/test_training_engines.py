@@ -1,5 +1,6 @@
 """Names of training engines: those of other tools, those without an adapter, and a plugin's."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,85 @@ def test_windows_that_are_switched_off_are_no_reason():
     raw = {**LLAMA, "model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False}
     assert why_not(raw, 4) is None
     assert why_not({**LLAMA, "model_type": "mistral", "sliding_window": None}, 4) is None
+
+
+MIXTURE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "num_experts": 12,
+    "intermediate_size": 98,
+    "vocab_size": 64,
+}
+
+
+def test_experts_are_divided_whole_and_dense_layers_by_their_width():
+    assert why_not(MIXTURE, 4) is None
+    dense = {**MIXTURE, "mlp_only_layers": [0]}
+    for raw, sizes, why in (
+        (dense, {}, "intermediate_size is 98, which 4"),
+        (MIXTURE, {"expert_size": 2}, "num_experts is 12, which 8"),
+        (
+            {**MIXTURE, "model_type": "mixtral", "num_local_experts": 6},
+            {},
+            "num_local_experts is 6",
+        ),
+        (
+            {**MIXTURE, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 6},
+            {},
+            "shared_expert_intermediate_size is 6",
+        ),
+        ({**MIXTURE, "model_type": "mixtral", "sliding_window": 8}, {}, "a sliding window"),
+    ):
+        reason = why_not(raw, 4, **sizes)
+        assert reason is not None
+        assert why in reason[0]
+    # Masters are divided over all devices, and are those of experts that a device computes with.
+    assert why_not(MIXTURE, 2, expert_size=2, copies=3) is None
+    assert why_not(MIXTURE, 2, expert_size=2, copies=2) is not None
+    assert why_not(MIXTURE, 4, copies=2) is None
+
+
+EXPERTS = "actor_rollout_ref.actor.fsdp_config.expert_parallel_size"
+
+
+def test_experts_are_divided_by_megatron_over_equal_groups(tmp_path: Path):
+    def problems(*words: str, **changes: Any) -> list[tuple[str, str]]:
+        (tmp_path / "config.json").write_text(json.dumps({**MIXTURE, **changes}))
+        report = found(f"actor_rollout_ref.model.path={tmp_path}", *words)
+        return [(p.id, p.why) for p in report.problems if p.id in ("F17", "F18")]
+
+    two, four = f"{EXPERTS}=2", "trainer.n_gpus_per_node=4"
+    chosen = f"{STRATEGY}=megatron"
+    assert problems(four, two, chosen) == []
+    assert problems(four, chosen, f"{EXPERTS}=4") == []
+    [(name, why)] = problems(four, two)
+    assert name == "F18"
+    assert "only megatron" in why
+    [(name, why)] = problems(four, chosen, f"{EXPERTS}=3")
+    assert (name, why) == ("F18", "4 devices train, 1 of them divide each layer")
+    assert problems(four, chosen, two, num_experts=6) == [
+        ("F17", "the model's num_experts is 6, which 4 devices cannot divide")
+    ]
+    assert problems(four, chosen, two, model_type="llama") == [
+        ("F18", "a llama model has no experts that are divided")
+    ]
+
+
+def test_the_plan_counts_the_experts_of_a_device_alone(tmp_path: Path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "moe_intermediate_size": 256}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**MIXTURE, **sizes, "head_dim": 8, "num_experts_per_tok": 2})
+    )
+
+    def gathered(*words: str) -> int:
+        report = found(
+            f"actor_rollout_ref.model.path={tmp_path}", TWO, f"{STRATEGY}=megatron", *words
+        )
+        assert report.plan.memory is not None
+        return max(phase.parts.get("gathered", 0) for phase in report.plan.memory.phases)
+
+    # fp32 weights and gradients of half of 12 experts in 2 layers, of policy and critic.
+    assert gathered() - gathered(f"{EXPERTS}=2") == 2 * 2 * 6 * 3 * 64 * 256 * (4 + 4)
 
 
 def test_the_plan_counts_what_megatron_computes_with_beside_the_masters():

@@ -13,7 +13,13 @@ from luyen.checkpoint.tensors import save_state
 from luyen.config.schema.actor_rollout_ref import FsdpConfig, OptimConfig
 from luyen.config.schema.model import ModelConfig
 from luyen.engine.actor import merge_policy_updates, prepare_update, router_statistics
-from luyen.engine.batch import MicroBatching, PackedBatch, join_shards, split_batch
+from luyen.engine.batch import (
+    REPLAYED_ROUTES,
+    MicroBatching,
+    PackedBatch,
+    join_shards,
+    split_batch,
+)
 from luyen.engine.fsdp import leave_ranks
 from luyen.engine.sharded_state import merge_sums
 from luyen.engine.step import merge_updates
@@ -43,6 +49,8 @@ class Form:
     sequences: int | None = None
     is_checkpointed: bool = False
     router_aux_loss_coef: float = 0.0
+    is_replayed: bool = False
+    """Whether layers use experts that the batch says."""
 
     @property
     def alone(self) -> "Form":
@@ -108,6 +116,8 @@ class Course:
         batch = recorded(number)
         if self.form.sequences is not None:
             batch = batch.take(range(self.form.sequences))
+        if self.form.is_replayed:
+            batch = batch.with_streams(**{REPLAYED_ROUTES: self.routes(batch.tokens, number)})
         scored = self.streams(batch, lambda s: self.actor.score_shard(s, sum_pi_squared=True))
         base = self.reference.score_shard if self.reference else self.actor.base_scores
         ref = self.streams(batch, base)["logp"]
@@ -132,6 +142,16 @@ class Course:
             "actor": {**learned.metrics, "norm": learned.stepped.grad_norm},
             "critic": {**fitted.metrics, "norm": fitted.stepped.grad_norm},
         }
+
+    def routes(self, tokens: Tensor, number: int) -> Tensor:
+        """Experts of tokens, of equal ones the same (prompts are shared); of some none is known."""
+        config: Any = self.actor.policy.model.config
+        generator = torch.Generator().manual_seed(number)
+        size = (config.vocab_size, config.num_hidden_layers, config.num_experts)
+        order = torch.rand(size, generator=generator).argsort(-1)
+        known = order[..., : config.num_experts_per_tok].to(torch.uint8)
+        known[::7] = 255
+        return known.to(tokens.device)[tokens]
 
     def critic_batch(self, batch: PackedBatch) -> PackedBatch:
         from luyen.algorithms.aggregation import aggregation_weights

@@ -41,6 +41,9 @@ FORMS = {
     "mixture, balanced, recomputed": Form(
         kind="qwen3_moe", is_checkpointed=True, router_aux_loss_coef=0.1
     ),
+    "experts and a shared one, balanced, recomputed": Form(
+        config=TWO, kind="qwen2_moe", is_checkpointed=True, router_aux_loss_coef=0.1
+    ),
 }
 MORE_FORMS = {
     "qwen3, more ranks than key heads": Form(config={"tensor_parallel_size": 4}, kind="qwen3"),
@@ -57,6 +60,10 @@ MORE_FORMS = {
     "llama, offloaded": Form(
         config={**TWO, "param_offload": True, "optimizer_offload": True}, kind="llama"
     ),
+    "qwen3 mixture, experts, adapter": Form(config=TWO, kind="qwen3_moe", lora_rank=4),
+    "mixtral, one expert a rank, one sequence": Form(
+        config={"tensor_parallel_size": 4}, kind="mixtral", sequences=1, router_aux_loss_coef=0.1
+    ),
 }
 """With 4 ranks, and with 4 only where they divide layers by 4."""
 MEGATRON = {
@@ -67,8 +74,64 @@ MEGATRON = {
     "qwen3, divided layers, recomputed": Form(
         engine="megatron", config=TWO, kind="qwen3", is_checkpointed=True
     ),
+    "qwen3_moe, whole experts, balanced, recomputed": Form(
+        engine="megatron", kind="qwen3_moe", is_checkpointed=True, router_aux_loss_coef=0.1
+    ),
+    "qwen2_moe, divided layers": Form(
+        engine="megatron", config=TWO, kind="qwen2_moe", router_aux_loss_coef=0.1
+    ),
+    "qwen2_moe, experts over ranks, recomputed": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="qwen2_moe",
+        is_checkpointed=True,
+    ),
+    "qwen3_moe, experts over ranks, replayed": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="qwen3_moe",
+        is_checkpointed=True,
+        is_replayed=True,
+    ),
+    "mixtral, divided layers": Form(
+        engine="megatron", config=TWO, kind="mixtral", router_aux_loss_coef=0.1
+    ),
+    "qwen3_moe, experts over ranks, idle ranks, recomputed": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="qwen3_moe",
+        sequences=1,
+        is_checkpointed=True,
+        router_aux_loss_coef=0.1,
+    ),
+    "qwen3_moe, experts over ranks, a dense layer": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="qwen3_moe",
+        model={"mlp_only_layers": [0], "norm_topk_prob": False, "num_hidden_layers": 3},
+        router_aux_loss_coef=0.1,
+    ),
 }
-LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss", "router/aux_loss")
+MORE_MEGATRON = {
+    "qwen3, shards of divided layers": Form(engine="megatron", config=TWO, kind="qwen3"),
+    "qwen3_moe, divided layers and experts": Form(
+        engine="megatron",
+        config={**TWO, "expert_parallel_size": 2},
+        kind="qwen3_moe",
+        router_aux_loss_coef=0.1,
+    ),
+    "mixtral, copies of divided experts": Form(
+        engine="megatron",
+        config={"expert_parallel_size": 2},
+        kind="mixtral",
+        router_aux_loss_coef=0.1,
+    ),
+}
+"""With 4 ranks alone."""
+LOSSES = (
+    *("actor/pg_loss", "actor/kl_loss", "critic/vf_loss"),
+    *("router/aux_loss", "router/changed_routes"),
+)
 
 
 def run_forms(folder: Path, forms: dict[str, Form], worlds: tuple[int, ...]) -> Path:
@@ -78,7 +141,7 @@ def run_forms(folder: Path, forms: dict[str, Form], worlds: tuple[int, ...]) -> 
         torch.save(found, folder / f"{name}_alone.pt")
     for world in worlds:
         ranks = [(folder, world, rank, forms) for rank in range(world)]
-        run_together(be_rank, ranks, folder, limit_s=300)
+        run_together(be_rank, ranks, folder, limit_s=60 * max(5, len(forms)))
     return folder
 
 
@@ -135,15 +198,16 @@ def test_megatron_learns_what_single_learns(megatron_forms: Path, name: str):
 
 @pytest.mark.slow
 @megatron_is_there
-def test_megatron_on_four_ranks_shards_what_is_divided(tmp_path: Path):
-    form = Form(engine="megatron", config=TWO, kind="qwen3")
-    run_forms(tmp_path, {"four": form}, (4,))
-    demand_conformance(tmp_path, "four", 4)
+@pytest.mark.parametrize("name", MORE_MEGATRON)
+def test_megatron_on_four_ranks_shards_what_is_divided(tmp_path: Path, name: str):
+    run_forms(tmp_path, {name: MORE_MEGATRON[name]}, (4,))
+    demand_conformance(tmp_path, name, 4)
 
 
 @megatron_is_there
-def test_megatron_on_one_rank_learns_what_single_learns(tmp_path: Path):
-    form = Form(engine="megatron", kind="qwen3", model={"tie_word_embeddings": True})
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_megatron_on_one_rank_learns_what_single_learns(tmp_path: Path, kind: str):
+    form = Form(engine="megatron", kind=kind, model={"tie_word_embeddings": True})
     run_forms(tmp_path, {"one": form}, (1,))
     demand_conformance(tmp_path, "one", 1)
 

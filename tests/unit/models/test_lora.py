@@ -57,6 +57,20 @@ def test_the_seed_decides_the_fresh_weights():
     assert torch.equal(torch.rand(1), before)
 
 
+@pytest.mark.parametrize("names", [("all-linear",), ("q_proj", "down_proj")])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_experts_and_routers_of_a_mixture_get_no_adapter(kind: str, names: tuple[str, ...]):
+    net = tiny_net(kind)
+    add_adapter(net, ModelConfig(lora_rank=4, target_modules=names))
+    adapted = {name.rpartition(".lora_A")[0] for name in adapter_state(net) if "lora_A" in name}
+    assert any(name.endswith("q_proj") for name in adapted)
+    assert not any(name.endswith((".gate", ".experts")) for name in adapted)
+    policy = Policy(net, vocabulary=61).eval()
+    assert torch.equal(logp(policy), logp(Policy(tiny_net(kind), vocabulary=61)))
+    disturb(policy)
+    assert not torch.equal(logp(policy), logp(Policy(tiny_net(kind), vocabulary=61)))
+
+
 def test_adapter_off_is_the_model_below_and_is_undone():
     policy = adapted()
     disturb(policy)

@@ -27,8 +27,12 @@ BAR = 1e-4
 SHAPES = {
     "llama": Shape(),
     "qwen2, tied, adapter": Shape(kind="qwen2", lora_rank=4),
+    "qwen3 mixture": Shape(kind="qwen3_moe"),
 }
-MORE_SHAPES = {"qwen3, more ranks than key heads": Shape(kind="qwen3")}
+MORE_SHAPES = {
+    "qwen3, more ranks than key heads": Shape(kind="qwen3"),
+    "mixtral, one expert a rank": Shape(kind="mixtral"),
+}
 """With 4 ranks."""
 
 

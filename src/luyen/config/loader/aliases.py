@@ -80,7 +80,7 @@ _ENGINE = "the training engine is chosen by actor_rollout_ref.actor.strategy"
 _SHARDS = (
     "every layer is a shard of its own; what can be set is "
     "actor_rollout_ref.actor.fsdp_config.{fsdp_size,reshard_after_forward,param_offload,"
-    "optimizer_offload,tensor_parallel_size,ulysses_sequence_parallel_size}"
+    "optimizer_offload,tensor_parallel_size,expert_parallel_size,ulysses_sequence_parallel_size}"
 )
 _LORA = "LoRA is actor_rollout_ref.model.{lora_rank,lora_alpha,target_modules,lora_adapter_path}"
 _TEXT_ONLY = "Luyen trains text models: drop the key"
@@ -117,6 +117,7 @@ RENAMED: dict[str, str] = {
         f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
     ),
     f"{_ACTOR}.megatron.tensor_model_parallel_size": f"{_ACTOR}.fsdp_config.tensor_parallel_size",
+    f"{_ACTOR}.megatron.expert_model_parallel_size": f"{_ACTOR}.fsdp_config.expert_parallel_size",
 }
 """Keys and blocks that verl keeps at another place, and ours: read there, with a note."""
 

@@ -319,12 +319,16 @@ class ModelShape:
         return self.layers * self.layer_parameters() + self.embeddings()
 
     def lora_parameters(self, rank: int, *, has_norms: bool = False) -> int:
-        """Weights of an adapter of this rank on every linear layer; `has_norms`: of DoRA."""
+        """Weights of an adapter of this rank on every linear layer; `has_norms`: of DoRA.
+
+        The experts of a mixture are stacked in tensors, which are no linear layers.
+        """
         wide = self.heads * self.head_dim
         narrow = self.kv_heads * self.head_dim
         ends = 2 * (self.hidden + wide) + 2 * (self.hidden + narrow)
-        ends += 3 * (self.hidden + self.intermediate)
-        outputs = wide + 2 * narrow + 2 * self.hidden + 2 * self.intermediate
+        inner = self.shared if self.experts > 1 else self.intermediate
+        ends += 3 * (self.hidden + inner) if inner else 0
+        outputs = wide + 2 * narrow + 2 * self.hidden + 2 * inner
         return self.layers * (rank * ends + (outputs if has_norms else 0))
 
     def kv_bytes_per_token(self, width: int) -> int:
@@ -368,6 +372,16 @@ def shape_from(raw: dict[str, Any]) -> ModelShape | None:
 
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def has_experts(raw: dict[str, Any]) -> bool:
+    """Whether a config describes a mixture of experts.
+
+    Example:
+        >>> has_experts({"num_local_experts": 8}), has_experts({"model_type": "llama"})
+        (True, False)
+    """
+    return any((_size(raw, name) or 1) > 1 for name in _EXPERTS)
 
 
 def _size(raw: dict[str, Any], name: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from luyen.config.catalog import training_engine
+from luyen.config.catalog import ROUTED_MODELS, training_engine
 from luyen.config.megatron_models import why_not
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import FsdpConfig
@@ -80,11 +80,49 @@ def megatron_has_ranks(s: RuleContext) -> Iterator[Finding]:
 
 @rule("F17", "error")
 def megatron_builds_the_model(s: RuleContext) -> Iterator[Finding]:
-    """`megatron` builds Llama, Mistral, Qwen 2 and Qwen 3, of sizes that the devices divide."""
+    """`megatron` builds Llama, Mistral, Qwen 2, Qwen 3 and their mixtures of experts, of sizes that
+    the devices divide.
+    """
     if not _is_chosen(s):
         return
-    size = s.config.actor_rollout_ref.actor.fsdp_config.tensor_parallel_size
+    tensor_size, expert_size = _sizes(s)
     for field, raw in s.models_on_devices():
-        reason = why_not(raw, size) if raw else None
-        if reason is not None:
-            yield Finding(field=field or f"{_ACTOR}.strategy", why=reason[0], fix=reason[1])
+        for world in dict.fromkeys(s.where.rank_groups):
+            copies = max(1, world // (tensor_size * expert_size))
+            reason = (
+                why_not(raw, tensor_size, expert_size=expert_size, copies=copies) if raw else None
+            )
+            if reason is not None:
+                yield Finding(field=field or f"{_ACTOR}.strategy", why=reason[0], fix=reason[1])
+                break
+
+
+@rule("F18", "error")
+def megatron_divides_experts(s: RuleContext) -> Iterator[Finding]:
+    """`megatron` alone divides experts over devices with different sequences, in equal groups."""
+    tensor_size, size = _sizes(s)
+    if size == 1:
+        return
+    field = f"{_FSDP}.expert_parallel_size"
+    if not _is_chosen(s):
+        why = "only megatron divides experts over devices that compute different sequences"
+        fix = f"set it to 1, or set {_ACTOR}.strategy to megatron"
+        yield Finding(field=field, why=why, fix=fix)
+        return
+    for world in dict.fromkeys(s.where.rank_groups):
+        if world % (tensor_size * size):
+            why = f"{world} devices train, {tensor_size} of them divide each layer"
+            fix = f"set it to 1, or to a divisor of {max(1, world // tensor_size)}"
+            yield Finding(field=field, why=why, fix=fix)
+            break
+    for name, raw in s.models_on_devices():
+        kind = raw.get("model_type")
+        if raw and kind not in ROUTED_MODELS:
+            why = f"a {kind} model has no experts that are divided"
+            yield Finding(field=name or field, why=why, fix=f"set {field} to 1")
+
+
+def _sizes(s: RuleContext) -> tuple[int, int]:
+    """Devices that divide each layer, and groups of them with different experts."""
+    fsdp_config = s.config.actor_rollout_ref.actor.fsdp_config
+    return fsdp_config.tensor_parallel_size, fsdp_config.expert_parallel_size

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from luyen.base.errors import did_you_mean
-from luyen.config.catalog import READ_AS_FSDP2, training_engine
+from luyen.config.catalog import READ_AS_FSDP2, ROUTED_MODELS, training_engine
 from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import OptimConfig
@@ -312,7 +312,7 @@ def one_device_is_not_sharded(s: RuleContext) -> Iterator[Finding]:
 
 
 _TENSOR = f"{_FSDP}.tensor_parallel_size"
-_DIVIDED = ("llama", "mistral", "qwen2", "qwen3")
+_DIVIDED = ("llama", "mistral", "qwen2", "qwen3", *ROUTED_MODELS)
 """Types of models whose layers can be divided."""
 
 
@@ -346,12 +346,23 @@ def cannot_divide(field: str, raw: dict[str, Any], size: int, *, key: str) -> It
         fix = f"set {key} to 1, or name one of {', '.join(_DIVIDED)}"
         yield Finding(field=field, why=why, fix=fix)
         return
-    for name in ("num_attention_heads", "intermediate_size", "vocab_size"):
+    for name in _divided_sizes(raw):
         number = raw.get(name)
         if isinstance(number, int) and number % size:
             why = f"the model's {name} is {number}, which {size} devices cannot divide"
             fix = f"set {key if is_other else 'it'} to a divisor of {number}"
             yield Finding(field=field, why=why, fix=fix)
+
+
+def _divided_sizes(raw: dict[str, Any]) -> Iterator[str]:
+    """Names of the sizes of a model that devices divide."""
+    yield from ("num_attention_heads", "vocab_size")
+    is_mixture = raw.get("model_type") in ROUTED_MODELS
+    if is_mixture:
+        yield from ("num_experts", "num_local_experts", "shared_expert_intermediate_size")
+    # Mixtral gives the width of its experts, which stay whole, this name.
+    if not is_mixture or raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+        yield "intermediate_size"
 
 
 @rule("F11", "error")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from luyen.base.errors import did_you_mean
-from luyen.config.model_folder.config_json import read_raw
+from luyen.config.model_folder.config_json import has_experts, read_raw
 from luyen.config.model_folder.files import InvalidFile, folder_of
 from luyen.config.model_folder.tokenizer import known_ids
 from luyen.config.plan import (
@@ -184,7 +184,7 @@ def engine_splits_the_model(s: RuleContext) -> Iterator[Finding]:
     """Only an engine with tensor parallelism splits a model over several devices."""
     rollout, engines = s.config.actor_rollout_ref.rollout, s.known.engines
     facts = engines.get(rollout.name)
-    if facts is None or (facts.splits and rollout.name != "native"):
+    if facts is None or facts.splits:
         return
     reason = "holds the whole model on each device, and each has a copy"
     splitting = " or ".join(name for name, other in engines.items() if other.splits)
@@ -193,10 +193,7 @@ def engine_splits_the_model(s: RuleContext) -> Iterator[Finding]:
     if facts.is_server:
         reason, fix = "is a server that runs already, on devices of its own", "drop the line"
     else:
-        sizes["expert_parallel_size"] = rollout.expert_parallel_size
-    if facts.splits:
-        del sizes["tensor_model_parallel_size"]
-        reason, fix = "computes all experts of a layer on each device", "drop the line"
+        sizes["expert_parallel_size"] = rollout.expert_parallel_size or 1
     for name, size in sizes.items():
         if size > 1:
             why = f"no effect: `{rollout.name}` {reason}"
@@ -375,6 +372,66 @@ def devices_share_a_copy(s: RuleContext) -> Iterator[Finding]:
         yield Finding(field=field, why="4-bit weights cannot be divided", fix="set it to 1")
     else:
         yield from cannot_divide(field, read_raw(model) or {}, size, key=field)
+
+
+_WITH_EXPERTS = ("native", "vllm", "sglang")
+"""Engines whose devices share the experts of a layer."""
+
+
+@rule("R32", "error")
+def devices_of_a_copy_share_experts(s: RuleContext) -> Iterator[Finding]:
+    """All devices of a copy share the experts of a layer; with SGLang also groups of them."""
+    rollout, devices = s.config.actor_rollout_ref.rollout, devices_of_a_copy(s.config)
+    size = rollout.expert_parallel_size
+    if size is None or size in (1, devices) or not _may_have_experts(s):
+        return
+    if rollout.name == "sglang" and devices % size == 0:
+        return
+    if rollout.name in _WITH_EXPERTS and not uses_running_servers(s.config):
+        field = f"{_ROLLOUT}.tensor_model_parallel_size"
+        word = "1 device" if devices == 1 else f"{devices} devices"
+        why = f"a copy has {word} ({field}) to share the experts of its layers"
+        fix = f"set it to {devices} or drop the line, or set {field} to {size}"
+        yield Finding(field=f"{_ROLLOUT}.expert_parallel_size", why=why, fix=fix)
+
+
+@rule("R33", "warning")
+def experts_are_shared_as_written(s: RuleContext) -> Iterator[Finding]:
+    """Devices share experts where there are some; `native` never divides an expert."""
+    rollout, devices = s.config.actor_rollout_ref.rollout, devices_of_a_copy(s.config)
+    size, field = rollout.expert_parallel_size, f"{_ROLLOUT}.expert_parallel_size"
+    if size is None or rollout.name not in _WITH_EXPERTS or uses_running_servers(s.config):
+        return
+    if size > 1 and not _may_have_experts(s):
+        why = "no effect: the layers of the model have no experts"
+        yield Finding(field=field, why=why, fix="drop the line")
+    elif size == 1 < devices and rollout.name == "native" and _may_have_experts(s):
+        why = f"no effect: each of the {devices} devices of a copy has some experts, each whole"
+        yield Finding(field=field, why=why, fix=f"set it to {devices}, or drop the line")
+
+
+@rule("R34", "warning")
+def weights_are_read_in_place(s: RuleContext) -> Iterator[Finding]:
+    """CUDA IPC is for replicas that generate in turn with one rank, on its GPU."""
+    rollout = s.config.actor_rollout_ref.rollout
+    reasons = {
+        "a run in one process has one copy of the weights": s.where.runtime != "ray",
+        "there is no GPU": s.where.device != "cuda",
+        f"`{rollout.name}` is told of its weights in another way": rollout.name != "native",
+        "the weights of several ranks are sharded": s.where.world_size > 1,
+        "versions are needed again that the rank does not have any more": (
+            s.config.trainer.max_staleness > 0
+        ),
+    }
+    why = next((why for why, is_so in reasons.items() if is_so), None)
+    if rollout.cuda_ipc and why is not None:
+        yield Finding(field=f"{_ROLLOUT}.cuda_ipc", why=f"no effect: {why}", fix="set it to false")
+
+
+def _may_have_experts(s: RuleContext) -> bool:
+    """Whether the model is a mixture, or not known."""
+    raw = read_raw(s.config.actor_rollout_ref.model)
+    return raw is None or has_experts(raw)
 
 
 @rule("R11", "error")

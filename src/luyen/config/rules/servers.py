@@ -202,9 +202,8 @@ def keys_of_servers_have_an_effect(s: RuleContext) -> Iterator[Finding]:
     for name, why in unread.items():
         if s.is_changed(f"{_ROLLOUT}.{name}"):
             yield Finding(field=f"{_ROLLOUT}.{name}", why=f"no effect: {why}", fix="drop the line")
-    if _has_server(s) and s.is_changed(f"{_ROLLOUT}.expert_parallel_size"):
-        why = f"no effect: `{rollout.name}` is not told of it"
-        fix = f"drop the line, and give the server's own option in {_ROLLOUT}.engine_kwargs"
+    if rollout.server_urls and s.is_changed(f"{_ROLLOUT}.expert_parallel_size"):
+        why, fix = "no effect: the servers run", "drop the line"
         yield Finding(field=f"{_ROLLOUT}.expert_parallel_size", why=why, fix=fix)
     if rollout.name != "openai" and s.is_changed(f"{_ROLLOUT}.server.logprobs"):
         why = f"no effect: `{rollout.name}` is asked for the log-probabilities it needs"

@@ -42,6 +42,12 @@ class FsdpConfig(Block):
         "and critic alike; weights are sharded further over the rest.",
         ge=1,
     )
+    expert_parallel_size: int = key(
+        1,
+        "megatron: devices with different sequences over which the experts of a mixture are "
+        "divided, in addition to those of `tensor_parallel_size`.",
+        ge=1,
+    )
     ulysses_sequence_parallel_size: int = key(
         1,
         "Devices that compute each sequence together, of actor, reference and critic alike. Token "
@@ -421,7 +427,13 @@ class RolloutConfig(LogProbBatchingConfig):
         ge=1,
         le=MOST_DEVICES,
     )
-    expert_parallel_size: int = key(1, "Devices that share the experts of a layer.", ge=1)
+    expert_parallel_size: int | None = key(
+        None,
+        "Mixtures of experts: devices of a copy that share the experts of a layer; each expert is "
+        "whole on one of them. null: all devices of the copy with `native`, and with vLLM and "
+        "SGLang their own default, which divides each expert.",
+        ge=1,
+    )
     deterministic: bool = key(
         True,
         "On a GPU: the sampler's and the trainer's log-probabilities agree to the bit. Off, faster "
@@ -432,6 +444,11 @@ class RolloutConfig(LogProbBatchingConfig):
     )
     free_cache_engine: bool = key(
         False, "On a GPU: give the memory of keys and values back while weights are updated."
+    )
+    cuda_ipc: bool = key(
+        False,
+        "On Ray: a replica on the GPU of the rank that trains copies weights from the rank's "
+        "memory (CUDA IPC), and not through the host. Not seen on a GPU so far.",
     )
     enable_rollout_routing_replay: bool = key(
         False,

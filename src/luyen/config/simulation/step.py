@@ -473,6 +473,7 @@ def _remarks(run: SimulatedRun) -> Iterator[str]:
             arr.model.quantization != "none"
         ),
         f"optim.name: {optim} is timed as adamw": optim != "adamw",
+        "actor.strategy: megatron is timed as fsdp2": arr.actor.strategy == "megatron",
         "rollout.deterministic: false is timed as true": not arr.rollout.deterministic,
         f"rollout.name: {arr.rollout.name} is timed as native, and its memory planned as such": (
             arr.rollout.name != "native"

@@ -8,10 +8,12 @@ dtype of passes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+
+from luyen.engine.megatron.experts import RoutedExperts
 
 Join: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 Split: TypeAlias = Callable[[Tensor], list[Tensor]]
@@ -94,3 +96,75 @@ class FusedWeight:
     """The other way round."""
     is_partial: bool = False
     """Whether ranks that divide layers have different parts of its gradient."""
+    is_spread: bool = False
+    """Whether ranks that compute different sequences may have different experts of it."""
+
+
+# Layers.
+
+
+def layer_weights(theirs: Any, ours: Any, heads: AttentionHeads) -> list[FusedWeight]:
+    """The weights of a layer of Megatron's, and their sources in that of the Hugging Face model."""
+    attention = theirs.self_attention
+    names = ("q_proj", "k_proj", "v_proj")
+    reads = [ours.self_attn.get_submodule(name) for name in names]
+    is_routed = isinstance(theirs.mlp, RoutedExperts)
+    found = [
+        plain_weight(theirs.input_layernorm.weight, ours.input_layernorm),
+        *(
+            FusedWeight(
+                weight=attention.linear_qkv.get_parameter(part),
+                sources=tuple((linear, part) for linear in reads),
+                at=0,
+                join=heads.join,
+                split=heads.split,
+            )
+            for part, _ in reads[0].named_parameters(recurse=False)
+        ),
+        plain_weight(attention.linear_proj.weight, ours.self_attn.o_proj, at=1),
+        plain_weight(theirs.pre_mlp_layernorm.weight, ours.post_attention_layernorm),
+        *(_expert_weights if is_routed else _mlp_weights)(theirs.mlp, ours.mlp),
+    ]
+    for theirs_name, name in (("q_layernorm", "q_norm"), ("k_layernorm", "k_norm")):
+        norm = dict(ours.self_attn.named_children()).get(name)
+        if norm is not None:
+            weight = attention.get_submodule(theirs_name).weight
+            found.append(plain_weight(weight, norm, is_partial=True))
+    return found
+
+
+def _mlp_weights(theirs: Any, ours: Any) -> list[FusedWeight]:
+    return _gated_weights(theirs.linear_fc1.weight, theirs.linear_fc2.weight, ours)
+
+
+def _gated_weights(first: Any, second: Any, ours: Any) -> list[FusedWeight]:
+    """Of an MLP whose gate and up are one weight."""
+    joined = FusedWeight(
+        weight=first,
+        sources=((ours.gate_proj, "weight"), (ours.up_proj, "weight")),
+        at=0,
+        join=join_gate,
+        split=split_gate,
+    )
+    return [joined, plain_weight(second, ours.down_proj, at=1)]
+
+
+def _expert_weights(theirs: Any, ours: Any) -> list[FusedWeight]:
+    """Stacked experts are divided whole, so that they are the same in both."""
+    stacked = {"gate_up_proj": theirs.gate_up, "down_proj": theirs.down}
+    experts = [
+        FusedWeight(weight=weight, sources=((ours.experts, name),), at=0, is_spread=True)
+        for name, weight in stacked.items()
+    ]
+    found = [plain_weight(theirs.router, ours.gate), *experts]
+    if theirs.has_shared:
+        found.append(plain_weight(theirs.shared_router, ours.shared_expert_gate))
+        found += _gated_weights(theirs.shared_gate_up, theirs.shared_down, ours.shared_expert)
+    return found
+
+
+def plain_weight(
+    weight: Any, module: nn.Module, *, at: int | None = None, is_partial: bool = False
+) -> FusedWeight:
+    """One that is a parameter of this module in both."""
+    return FusedWeight(weight=weight, sources=((module, "weight"),), at=at, is_partial=is_partial)

@@ -14,36 +14,36 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from luyen.base.errors import UserError
 from luyen.config.megatron_models import why_not
 from luyen.engine.fsdp import Shardable, export_as
 from luyen.engine.megatron.fused_weights import FusedWeight
-from luyen.engine.megatron.model import SHARD, MegatronLayers
-from luyen.engine.tensor_parallel import TENSOR, TensorRanks
+from luyen.engine.megatron.model import MegatronLayers, MegatronRanks
+from luyen.engine.tensor_parallel import TensorRanks
 from luyen.models.policy import Policy, ValueModel
 
 
-def lay_out(module: Shardable, mesh: DeviceMesh) -> "MegatronWeights":
+def lay_out(module: Shardable, ranks: MegatronRanks) -> "MegatronWeights":
     """Give a rank its part of a model, in place; every rank has the whole model."""
     policy = module.body if isinstance(module, ValueModel) else module
     assert isinstance(policy, Policy), "the configuration was checked"
-    group = mesh.get_group(TENSOR)
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    _refuse(policy, size)
-    layers = MegatronLayers(policy, size, has_head=isinstance(module, Policy))
-    fused = layers.weights(policy, size)
     linear: Any = policy.head.linear
+    group = ranks.dividing
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    _refuse(policy, ranks)
+    rows = linear.weight.shape[0] // size
+    dividing = TensorRanks(group=group, rank=rank, size=size, rows=rows)
+    layers = MegatronLayers(policy, dividing, ranks.spread, has_head=isinstance(module, Policy))
+    fused = layers.weights(policy)
     if isinstance(module, ValueModel):
         fused += _value_head(module.value)
     else:
         vars(linear)["forward"] = lambda hidden: F.linear(hidden, layers.output_weight)
     policy.reader = layers.read
-    rows = linear.weight.shape[0] // size
-    policy.vocabulary_split = TensorRanks(group=group, rank=rank, size=size, rows=rows)
-    weights = MegatronWeights(fused, mesh)
+    policy.vocabulary_split = dividing
+    weights = MegatronWeights(fused, ranks)
     learning = {name: p for name, p in module.named_parameters() if p.requires_grad}
     dtypes = {name: p.dtype for name, p in learning.items()}
     weights.take_parameters()
@@ -53,10 +53,15 @@ def lay_out(module: Shardable, mesh: DeviceMesh) -> "MegatronWeights":
     return weights
 
 
-def _refuse(policy: Policy, size: int) -> None:
-    """A UserError unless Megatron's layers can compute this model, divided over so many ranks."""
+def _refuse(policy: Policy, ranks: MegatronRanks) -> None:
+    """A UserError unless Megatron's layers can compute this model, divided over these ranks."""
     config: Any = policy.model.config.get_text_config()
-    reason = why_not(config.to_dict(), size)
+    reason = why_not(
+        config.to_dict(),
+        dist.get_world_size(ranks.dividing),
+        expert_size=dist.get_world_size(ranks.spread),
+        copies=dist.get_world_size(ranks.copies),
+    )
     if reason is not None:
         raise UserError("actor_rollout_ref.actor.strategy", "megatron", *reason)
 
@@ -88,6 +93,11 @@ class _Place:
     rank: int
     """This one."""
 
+    @classmethod
+    def of(cls, rows: int, group: dist.ProcessGroup) -> "_Place":
+        """This rank's among those of a group."""
+        return cls(rows=rows, ranks=dist.get_world_size(group), rank=dist.get_rank(group))
+
     @property
     def most(self) -> int:
         """Rows of the first shard; the last ones have fewer, or none."""
@@ -109,11 +119,9 @@ class _Place:
 class MegatronWeights:
     """What passes compute with, and the masters that it is made of; a `ComputeWeights`."""
 
-    def __init__(self, fused: Sequence[FusedWeight], mesh: DeviceMesh) -> None:
+    def __init__(self, fused: Sequence[FusedWeight], ranks: MegatronRanks) -> None:
         self._fused = fused
-        self._mesh = mesh
-        self._sharing = mesh.get_group(SHARD)
-        self._dividing = mesh.get_group(TENSOR)
+        self._ranks = ranks
         for one in fused:
             if one.weight is not None and one.weight.requires_grad:
                 one.weight.register_post_accumulate_grad_hook(_widen)
@@ -135,22 +143,22 @@ class MegatronWeights:
     def _shard(self, whole: Tensor, at: int | None) -> DTensor:
         part = whole.detach()
         if at is not None:
-            size, rank = dist.get_world_size(self._dividing), dist.get_rank(self._dividing)
-            part = part.chunk(size, at)[rank]
-        place = self._place(part)
+            group = self._ranks.dividing
+            part = part.chunk(dist.get_world_size(group), at)[dist.get_rank(group)]
+        place = _Place.of(part.shape[0], self._ranks.sharing)
         own = part[place.rank * place.most :][: place.own].clone()
         own = own.float() if whole.requires_grad else own
         return self._as_shard(own.contiguous(), whole, at)
 
-    def _place(self, part: Tensor) -> _Place:
-        ranks, rank = dist.get_world_size(self._sharing), dist.get_rank(self._sharing)
-        return _Place(rows=part.shape[0], ranks=ranks, rank=rank)
+    def _sharing(self, one: FusedWeight) -> dist.ProcessGroup:
+        """Ranks with different sequences that compute with the same part of a weight."""
+        return self._ranks.copies if one.is_spread else self._ranks.sharing
 
     def _as_shard(self, own: Tensor, whole: Tensor, at: int | None) -> DTensor:
         placements: list[Placement] = [Replicate() if at is None else Shard(at), Shard(0)]
         return DTensor.from_local(
             own,
-            self._mesh,
+            self._ranks.mesh,
             placements,
             run_check=False,
             shape=whole.shape,
@@ -166,20 +174,22 @@ class MegatronWeights:
                 continue
             found = _gradient(weight)
             if one.is_partial:
-                dist.all_reduce(found, group=self._dividing)
+                dist.all_reduce(found, group=self._ranks.dividing)
             for (module, name), part in zip(one.sources, one.split(found), strict=True):
                 master: Any = module.get_parameter(name)
-                master.grad = self._as_shard(self._reduced(part), master, one.at)
+                own = self._reduced(part, self._sharing(one))
+                master.grad = self._as_shard(own, master, one.at)
 
-    def _reduced(self, part: Tensor) -> Tensor:
-        """This rank's shard of the sum over the ranks that compute different sequences."""
-        place = self._place(part)
+    @staticmethod
+    def _reduced(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """This rank's shard of the sum over ranks that compute different sequences."""
+        place = _Place.of(part.shape[0], group)
         if place.ranks == 1:
             return part.contiguous()
         padded = place.padded(part)
         found = torch.empty_like(padded)
         # Exchanged and then added in the order of ranks: the sum is the same in every run.
-        dist.all_to_all_single(found, padded, group=self._sharing)
+        dist.all_to_all_single(found, padded, group=group)
         return found.view(place.ranks, place.most, *part.shape[1:]).sum(0)[: place.own]
 
     @torch.no_grad()
@@ -194,16 +204,18 @@ class MegatronWeights:
         """The rows of a parameter that this rank computes with."""
         assert one.weight is not None
         local: Tensor = master.to_local().to(one.weight.dtype)
-        shape = list(master.shape)
+        group, shape = self._sharing(one), list(master.shape)
         if one.at is not None:
-            shape[one.at] //= dist.get_world_size(self._dividing)
-        place = self._place(torch.empty(shape, device="meta"))
+            shape[one.at] //= dist.get_world_size(self._ranks.dividing)
+        if one.is_spread:
+            shape[0] //= dist.get_world_size(self._ranks.spread)
+        place = _Place.of(shape[0], group)
         if place.ranks == 1:
             return local
         rest = [0, 0] * (local.dim() - 1)
         padded = F.pad(local, [*rest, 0, place.most - place.own])
         whole = padded.new_empty((place.most * place.ranks, *shape[1:]))
-        dist.all_gather(list(whole.chunk(place.ranks)), padded, group=self._sharing)
+        dist.all_gather(list(whole.chunk(place.ranks)), padded, group=group)
         return whole[: place.rows]
 
 

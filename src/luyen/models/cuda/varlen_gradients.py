@@ -4,6 +4,8 @@ Where PyTorch's flash kernel knows the kind of attention, it is used. Otherwise 
 again, a few queries at a time: right for every kind of attention, and slow.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -56,16 +58,72 @@ def flash_gradients(
 
     The same inputs give the same gradients, to the bit.
     """
+    given = [x.contiguous() for x in (grad, query, key, value, out, lse)]
+    if query.shape[0] <= _rows_of_a_pass(query, len(segments.query_lengths)):
+        return _flash(given, segments, scale, sliding)
+    below = torch.empty_like(given[1])
+    # Parts of keys that several passes read are summed in fp32, in order.
+    sums = [torch.zeros_like(x, dtype=torch.float32) for x in given[2:4]]
+    for part in query_parts(segments, _rows_of_a_pass(query, 1)):
+        (first, end), (first_key, end_key) = part
+        own, seen = slice(first, end), slice(first_key, end_key)
+        g, q, k, v, o, logs = given
+        piece = [g[own], q[own], k[seen], v[seen], o[own], logs[:, own].contiguous()]
+        one = Segments.packed((end - first,), (end_key - first_key,), device=query.device)
+        below[own], *grads = _flash(piece, one, scale, sliding)
+        for total, grad_part in zip(sums, grads, strict=True):
+            total[seen] += grad_part
+    return below, sums[0].to(key.dtype), sums[1].to(value.dtype)
+
+
+def _flash(
+    given: list[Tensor], segments: Segments, scale: float, sliding: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
     # There is no dropout: the state of the random numbers is never read.
-    state = torch.zeros(2, dtype=torch.uint64, device=query.device)
-    given = [x.contiguous() for x in (grad, query, key, value)]
+    state = torch.zeros(2, dtype=torch.uint64, device=given[0].device)
     ends = segments.query_ends(), segments.key_ends()
     with deterministic_algorithms():
         return torch.ops.aten._flash_attention_backward(
-            *given, out, lse, *ends, segments.max_query, segments.max_key,
+            *given, *ends, segments.max_query, segments.max_key,
             0.0, sliding is None, state, state[:0], scale=scale,
             window_size_left=-1 if sliding is None else sliding - 1, window_size_right=0,
         )  # fmt: skip
+
+
+_PARTIAL_SUMS = 1 << 29
+"""Bytes of partial gradients of queries that exist at once."""
+_TILE = 128
+
+
+def _rows_of_a_pass(query: Tensor, segments: int) -> int:
+    """Queries of one call of the flash kernel.
+
+    To repeat, the kernel keeps gradients of queries in as many fp32 parts as it takes to occupy all
+    multiprocessors with so few heads and segments: a long sequence would need gigabytes of them, on
+    a rank with a quarter of the heads too.
+    """
+    _, heads, width = query.shape
+    units = torch.cuda.get_device_properties(query.device).multi_processor_count
+    parts = -(-units // max(1, segments * heads))
+    each = 4 * parts * heads * (-(-width // 32) * 32)
+    return max(_TILE, _PARTIAL_SUMS // each // _TILE * _TILE)
+
+
+def query_parts(segments: Segments, rows: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Ranges of at most `rows` queries, each with the range of keys that some of them see.
+
+    Example:
+        >>> for part in query_parts(Segments.packed((3, 1), (3, 5)), 2):
+        ...     print(*part)
+        (0, 2) (0, 2)
+        (2, 3) (0, 3)
+        (3, 4) (3, 8)
+    """
+    columns = (column.tolist() for column in segments.ranges())
+    for start, first_key, queries, keys in zip(*columns, strict=True):
+        for begin in range(0, queries, rows):
+            end = min(begin + rows, queries)
+            yield (start + begin, start + end), (first_key, first_key + keys - queries + end)
 
 
 def blockwise_gradients(

@@ -260,6 +260,7 @@ def sglang_command(
         "max_running_requests": rollout.max_num_seqs,
         "max_prefill_tokens": rollout.max_num_batched_tokens,
         "tp_size": rollout.tensor_model_parallel_size,
+        "ep_size": rollout.expert_parallel_size,
         "mem_fraction_static": rollout.gpu_memory_utilization,
         # Without it, the server ignores the seeds of requests.
         "enable_deterministic_inference": rollout.deterministic,

@@ -260,6 +260,7 @@ def vllm_command(
         "max_num_seqs": rollout.max_num_seqs,
         "max_num_batched_tokens": rollout.max_num_batched_tokens,
         "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        "enable_expert_parallel": True if (rollout.expert_parallel_size or 1) > 1 else None,
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",

@@ -4,13 +4,14 @@ Nothing here depends on Ray: a handle may also lead to an engine in this process
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, final
 
 from luyen.base.heartbeat import beat
 from luyen.base.secrets import masked
 from luyen.rollout.protocol import Completion, Request
+from luyen.runtime.gpu_memory import MappedWeights
 
 ReplyCallback: TypeAlias = Callable[[Any, BaseException | None], None]
 """Receives the value of a call, or its error; called from any thread."""
@@ -59,6 +60,8 @@ class ReplicaFacts:
     """Id of its node."""
     is_batch_invariant: bool
     """Whether a response does not depend on the other requests of the batch."""
+    reads_ranks: bool = False
+    """Whether it reads weights in the memory of the first rank: they are on one GPU."""
 
 
 @final
@@ -164,7 +167,11 @@ class PublishedVersion:
         self.version = version
         """The version that requests name."""
         self.parts: list[Any] = []
-        """All parts, kept for replicas that start later."""
+        """All parts as bytes, kept for replicas that start later; empty: nobody needed them."""
+        self.mapped: MappedWeights | None = None
+        """The weights in the memory of a rank; None: they are not there, or not any more."""
+        self.gather_bytes: Callable[[], Sequence[Any]] | None = None
+        """Gathers the parts while the ranks still have these weights; None: they do not."""
         self.expected: Mapping[str, str] | None = None
         """Digests that replicas must have after all parts; None: not known yet."""
         self.confirmed_at = 0.0
@@ -203,6 +210,8 @@ class ReplicaState:
         self.facts = None
         self.is_ready = False
         self.confirmed = set[int]()
+        self.reading = set[int]()
+        """Publications that it was told to read in the memory of a rank, and did not confirm."""
         self.number = 0
         """Number of the next ordered message."""
         self.received = 0

@@ -24,6 +24,14 @@ from luyen.checkpoint.tensors import save_state
 from luyen.checkpoint.writer import CheckpointWriter, WritersGone
 from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.engine.sharded_state import ShardSums, merge_sums
+from luyen.runtime.gpu_memory import (
+    NOT_SHARED,
+    MappedWeights,
+    MemoryProbe,
+    cuda_memory,
+    describe,
+    make_probe,
+)
 from luyen.runtime.monitoring import CallResult, RoleMonitor, device_bytes, unwrap_result
 from luyen.runtime.ray.cluster import meeting_place
 from luyen.runtime.ray.health import (
@@ -37,6 +45,7 @@ from luyen.runtime.weights import (
     GatheredWeights,
     Gathering,
     TensorBytes,
+    WeightForm,
     pack,
     tensor_from_bytes,
     tensor_to_bytes,
@@ -81,6 +90,7 @@ MakeRank: TypeAlias = Callable[[int, int, str], W]
 _POLL_S = 1.0
 _GRACE_S = 5.0
 """Seconds to wait for the cause of a lost connection."""
+_Gathered: TypeAlias = tuple[list[Any], MappedWeights | None, int, float, ShardSums]
 
 
 @final
@@ -99,6 +109,10 @@ class RankProcess:
         """The store of the process group, from before it is made."""
         self._is_broken = False
         """Whether a call has failed, or is running."""
+        self._kept: Tensor | None = None
+        """What a probe of this process's memory reads."""
+        self._offered: Mapping[str, Tensor] = {}
+        """What replicas may read here until the next step; kept, since a pass may move weights."""
         self._node = ray.get_runtime_context().get_node_id()
         WORK.device_bytes = device_bytes
 
@@ -123,16 +137,33 @@ class RankProcess:
         assert self._worker is not None, "the rank has not joined"
         return self._answer(method, getattr(self._worker, method), *arguments, **named)
 
-    def gather(self) -> CallResult:
-        """Put the policy's weights into the object store (first rank), and digest them (all)."""
-        return self._answer("publish", self._gather)
+    def probe(self) -> MemoryProbe | str | None:
+        """How replicas on this GPU find out that they can read it; a text: why none can.
+
+        None: the weights are not read where they are, so that nobody needs to know.
+        """
+        worker: Any = self._worker
+        weights = worker.weights_in_place()
+        if weights is None:
+            return None
+        try:
+            memory = cuda_memory()
+            describe(weights, memory)
+            found, self._kept = make_probe(memory, next(iter(weights.values())).device)
+        except NOT_SHARED as error:
+            return str(error)
+        return found
+
+    def gather(self, form: WeightForm = "bytes") -> CallResult:
+        """Digest the policy's weights (all ranks), and offer them in this form (first rank)."""
+        return self._answer("publish", self._gather, form)
 
     @ray.method(num_returns=2)
     def carry_out_and_gather(
-        self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]
+        self, form: WeightForm, method: str, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[CallResult, CallResult]:
         """`carry_out`, then `gather`; both results are returned when both are done."""
-        return self.carry_out(method, arguments, named), self.gather()
+        return self.carry_out(method, arguments, named), self.gather(form)
 
     def _answer(
         self, name: str, work: Callable[..., Any], *arguments: Any, **named: Any
@@ -154,16 +185,25 @@ class RankProcess:
         return os.getpid()
 
     @torch.no_grad()
-    def _gather(self) -> tuple[list[Any], int, float, ShardSums]:
+    def _gather(self, form: WeightForm) -> _Gathered:
         worker: Any = self._worker  # a `TrainWorker`: no other one has replicas to publish to
         start = time.monotonic()
         sums = worker.weight_sums()
+        mapped = None if form == "bytes" else self._offer(worker)
         parts: list[Any] = []
-        size = 0
-        for bucket in worker.weights():
+        size = 0 if mapped is None else mapped.bytes
+        for bucket in worker.weights() if mapped is None or form == "both" else ():
             parts.append(ray.put(pack(bucket)))
-            size += total_bytes(bucket.values())
-        return parts, size, time.monotonic() - start, sums
+            size += 0 if mapped else total_bytes(bucket.values())
+        return parts, mapped, size, time.monotonic() - start, sums
+
+    def _offer(self, worker: Any) -> MappedWeights | None:
+        """The policy's weights where they are; None: they cannot be read there."""
+        self._offered = worker.weights_in_place() or {}
+        try:
+            return describe(self._offered, cuda_memory()) if self._offered else None
+        except NOT_SHARED:
+            return None
 
 
 @final
@@ -189,6 +229,8 @@ class RankGroup(WorkerGroup[W]):
         self.ranks_per_shard = ranks_per_shard
         send_tensors_as_arrays()
         self._role = role
+        self.form: Callable[[], WeightForm] = lambda: "bytes"
+        """What replicas need the weights as, asked when a gathering begins."""
         self.watch = watch or RoleMonitor()
         """Collects the reports of the ranks; other processes of the run report to it too."""
         shared = ray.put(make)
@@ -216,10 +258,14 @@ class RankGroup(WorkerGroup[W]):
         """Batches stay with the controller."""
         return torch.device("cpu")
 
-    def gather(self) -> Gathering:
-        """Put the policy's weights into the object store; the function returns the references."""
-        sent = time.time()
-        return self._gathering([a.gather.remote() for a in self._living()], sent)
+    def probe(self) -> MemoryProbe | str | None:
+        """How replicas find out that they can read the first rank's memory; a text: why not."""
+        return self._collect([self._living()[0].probe.remote()])[0]
+
+    def gather(self, form: WeightForm | None = None) -> Gathering:
+        """Gather the policy's weights; None: in the form that replicas need now."""
+        sent, wanted = time.time(), form or self.form()
+        return self._gathering([a.gather.remote(wanted) for a in self._living()], sent)
 
     def save(
         self,
@@ -269,9 +315,9 @@ class RankGroup(WorkerGroup[W]):
         arguments: Sequence[Sequence[Any]],
         named: Mapping[str, Any],
     ) -> tuple[Results[R], Gathering]:
-        sent = time.time()
+        sent, form = time.time(), self.form()
         both = [
-            actor.carry_out_and_gather.remote(method.__name__, tuple(own), named)
+            actor.carry_out_and_gather.remote(form, method.__name__, tuple(own), named)
             for actor, own in zip(self._living(), arguments, strict=True)
         ]
         called = [first for first, _ in both]
@@ -281,9 +327,11 @@ class RankGroup(WorkerGroup[W]):
     def _gathering(self, called: Sequence[Any], sent: float) -> Gathering:
         def gathered() -> GatheredWeights:
             found = self._collect(called, sent=sent)
-            parts, size, seconds, _ = found[0]
+            parts, mapped, size, seconds, _ = found[0]
             digests = merge_sums([sums for *_, sums in found])
-            return GatheredWeights(parts=parts, bytes=size, seconds=seconds, digests=digests)
+            return GatheredWeights(
+                parts=parts, bytes=size, seconds=seconds, digests=digests, mapped=mapped
+            )
 
         return gathered
 

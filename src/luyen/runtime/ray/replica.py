@@ -20,6 +20,7 @@ from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
 from luyen.rollout.engines import VersionedEngines
 from luyen.rollout.protocol import Completion, Request, RolloutEngine
+from luyen.runtime.gpu_memory import MappedWeights, MemoryProbe, can_read
 from luyen.runtime.monitoring import (
     CallResult,
     ProcessTrace,
@@ -181,10 +182,17 @@ class Replica:
             changed=lambda: loop.call_soon_threadsafe(self._notify_soon),
         )
 
-    async def facts(self) -> ReplicaFacts:
-        """Identity of this process, once the engine is built."""
-        is_batch_invariant = await self._call_engine(lambda engine: engine.is_batch_invariant)
-        return ReplicaFacts(pid=os.getpid(), node=self._node, is_batch_invariant=is_batch_invariant)
+    async def facts(self, probe: MemoryProbe | None = None) -> ReplicaFacts:
+        """Identity of this process, once the engine is built, and whether it can read a probe."""
+        is_batch_invariant, reads_ranks = await self._call_engine(
+            lambda engine: (engine.is_batch_invariant, probe is not None and can_read(probe))
+        )
+        return ReplicaFacts(
+            pid=os.getpid(),
+            node=self._node,
+            is_batch_invariant=is_batch_invariant,
+            reads_ranks=reads_ranks,
+        )
 
     async def submit(self, number: int, requests: Sequence[Request], publication: int = 0) -> None:
         """Queue requests, once the weights of a publication are confirmed.
@@ -251,7 +259,7 @@ class Replica:
         number: int,
         version: int | None,
         keep: Collection[int | None],
-        part: PackedWeights,
+        part: PackedWeights | MappedWeights,
         parts: int | None = None,
     ) -> None:
         """Load a part of a publication into the engine; parts may arrive in any order.
@@ -289,7 +297,7 @@ class Replica:
         number: int,
         version: int | None,
         keep: Collection[int | None],
-        part: PackedWeights,
+        part: PackedWeights | MappedWeights,
         parts: int,
         expected: Mapping[str, str],
     ) -> ReplicaWeights:

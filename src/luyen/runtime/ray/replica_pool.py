@@ -15,6 +15,7 @@ from luyen.base.boundary import boundary
 from luyen.base.errors import UserError
 from luyen.config.schema.trainer import TimeoutsConfig
 from luyen.models.weights import Fingerprint
+from luyen.runtime.gpu_memory import MappedWeights, MemoryProbe
 from luyen.runtime.ray.messages import (
     ProcessDied,
     PublishedVersion,
@@ -25,6 +26,7 @@ from luyen.runtime.ray.messages import (
     ReplyCallback,
 )
 from luyen.runtime.ray.replica import Replica
+from luyen.runtime.weights import WeightForm
 from luyen.telemetry.spans import waiting_for
 
 T = TypeVar("T")
@@ -118,6 +120,8 @@ class ReplicaPool:
         self._events = EventQueue()
         self._polled_at = self._some_ready = self._heard = time.monotonic()
         self._published: list[PublishedVersion] = []
+        self._probe: MemoryProbe | None = None
+        """Tells whether a replica reads the memory of the first rank; None: nobody may."""
         self.publication = 0
         """Counts the publications; 0: replicas have their initial weights."""
         self.restarts = 0
@@ -194,18 +198,54 @@ class ReplicaPool:
         for member in self.members:
             member.confirmed &= {one.number for one in kept}
 
-    def send_all(self, parts: Sequence[Any], expected: Mapping[str, str]) -> None:
-        """Send all parts to every replica, with the digests that it must confirm.
+    def offer(self, probe: MemoryProbe) -> None:
+        """Find out which replicas read weights in the memory of the process that made the probe."""
+        self._probe = probe
+        asked = {member.index: member.incarnation for member in self.members}
+        for index, facts in self.call_all(Replica.facts, probe).items():
+            if self.members[index].incarnation == asked[index]:
+                self.members[index].facts = facts
 
-        Parts are kept for replicas that start later. A replica generates with the weights only
-        after it has confirmed them; a UserError in `receive` if they differ.
+    @property
+    def wanted_form(self) -> WeightForm:
+        """What the replicas that are there need the weights as."""
+        found = {member.facts.reads_ranks for member in self.members if member.facts is not None}
+        if found == {True}:
+            return "mapped"
+        return "both" if True in found else "bytes"
+
+    def send_all(
+        self,
+        parts: Sequence[Any],
+        expected: Mapping[str, str],
+        *,
+        mapped: MappedWeights | None = None,
+        gather_bytes: Callable[[], Sequence[Any]] | None = None,
+    ) -> None:
+        """Send the weights to every replica, with the digests that it must confirm.
+
+        A replica that reads the first rank's memory is told where they are in `mapped`; every other
+        one gets all parts, for which `gather_bytes` is called if there are none. Both are kept for
+        replicas that start later, until `withdraw`. A replica generates with the weights only after
+        it has confirmed them; a UserError in `receive` if they differ.
         """
         newest = self._published[-1]
         newest.parts, newest.expected = list(parts), expected
+        newest.mapped, newest.gather_bytes = mapped, gather_bytes
         for member in self.members:
             if member.facts is not None:
                 member.mark_progress()
                 self._send_publication(member, newest)
+
+    def withdraw(self) -> None:
+        """Return when no replica reads the memory of a rank, which is about to change.
+
+        A replica that starts from now on gets the parts as bytes, where they were needed before;
+        else it waits for the next publication.
+        """
+        for one in self._published:
+            one.mapped = one.gather_bytes = None
+        self.wait_until(lambda: not any(member.reading for member in self.members))
 
     @property
     def is_published(self) -> bool:
@@ -248,7 +288,7 @@ class ReplicaPool:
 
     def _start_process(self, member: ReplicaState) -> None:
         member.reset(self._start(member.index))
-        self.call(member, Replica.facts, then=self._on_facts)
+        self.call(member, Replica.facts, self._probe, then=self._on_facts)
 
     def _on_facts(self, member: ReplicaState, facts: ReplicaFacts) -> None:
         member.facts = facts
@@ -264,7 +304,9 @@ class ReplicaPool:
         expected, keep = publication.expected, frozenset(one.version for one in self._published)
         if expected is None:
             return
-        *parts, last = publication.parts
+        *parts, last = self._parts_for(member, publication) or [None]
+        if last is None:
+            return  # the ranks have other weights by now
         number, version = publication.number, publication.version
         for part in parts:
             self.call(member, Replica.load, number, version, keep, part, then=_mark_progress)
@@ -273,8 +315,19 @@ class ReplicaPool:
             member, Replica.load_last, number, version, keep, last, count, expected, then=then
         )
 
+    def _parts_for(self, member: ReplicaState, publication: PublishedVersion) -> Sequence[Any]:
+        """What a replica is sent of a publication; nothing if its weights are nowhere any more."""
+        assert member.facts is not None, "it said what it can read"
+        if publication.mapped is not None and member.facts.reads_ranks:
+            member.reading.add(publication.number)
+            return [publication.mapped]
+        if not publication.parts and publication.gather_bytes is not None:
+            publication.parts = list(publication.gather_bytes())
+        return publication.parts
+
     def _on_weights(self, member: ReplicaState, weights: ReplicaWeights) -> None:
         member.mark_progress()
+        member.reading.discard(weights.version)
         meant = next((one for one in self._published if one.number == weights.version), None)
         if meant is None:
             return

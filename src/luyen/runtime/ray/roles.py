@@ -16,10 +16,12 @@ from luyen.runtime.monitoring import TraceSpec
 from luyen.runtime.ray.engines import RayEngines
 from luyen.runtime.ray.ranks import RankGroup
 from luyen.runtime.ray.replica import Replica
+from luyen.runtime.ray.replica_pool import ReplicaPool
 from luyen.runtime.roles import Publication, RoleMicroBatching, Roles
 from luyen.runtime.weight_sync import WeightSync
 from luyen.runtime.worker import TrainWorker
 from luyen.telemetry.journal import WorkJournal
+from luyen.telemetry.output import say
 
 
 @final
@@ -134,6 +136,23 @@ class ReplicaRollout:
         if self._frees_cache:
             self.engines.close()
         return groups
+
+
+def share_memory(ranks: RankGroup[TrainWorker], pool: ReplicaPool) -> None:
+    """Let replicas on the GPU of the first rank copy weights from its memory, if they can.
+
+    For replicas that generate in turn with training: those that generate meanwhile need versions
+    again that the ranks do not have any more.
+    """
+    probe = ranks.probe()
+    if isinstance(probe, str):
+        say(
+            f"weights reach the replicas through the host: memory of rank 0 cannot be shared "
+            f"({probe}); PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is such a case"
+        )
+    elif probe is not None:
+        pool.offer(probe)
+        ranks.form = lambda: pool.wanted_form
 
 
 def ray_roles(

@@ -98,6 +98,7 @@ def _start_processes(
 ) -> "tuple[dict[str, RankGroup[TrainWorker]], RayEngines]":
     """Start the ranks of each pool, by role, and replicas; `opened` ends them on an error."""
     from luyen.runtime.ray.ranks import RankGroup
+    from luyen.runtime.ray.roles import share_memory
 
     timeouts, watch = config.trainer.timeouts, RoleMonitor()
     pools = {REFERENCE: where.reference_pool, CRITIC: where.critic_pool}
@@ -117,6 +118,9 @@ def _start_processes(
         opened.callback(groups[role].stop)
     engines = _start_engines(config, where.device, places["rollout"], watch)
     opened.callback(engines.close)
+    is_read_in_place = config.actor_rollout_ref.rollout.cuda_ipc and where.device == "cuda"
+    if is_read_in_place and config.trainer.max_staleness == 0:
+        share_memory(groups["actor"], engines.replica_pool)
     return groups, engines
 
 

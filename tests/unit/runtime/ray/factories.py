@@ -82,7 +82,7 @@ class Given:
     def __init__(self, weights: Mapping[str, Tensor], meant: Mapping[str, Tensor]) -> None:
         self.weights, self.meant = weights, meant
 
-    def gather(self) -> Gathering:
+    def gather(self, form: str | None = None) -> Gathering:
         ray = import_module("ray")
         found = GatheredWeights(
             parts=[ray.put(pack(one)) for one in in_buckets(self.weights, most_bytes=50_000)],

@@ -39,6 +39,7 @@ class FakeReplica:
         self.confirmed = {0}
         self.gated: list[tuple[int, Sequence[Request], int]] = []
         self.unanswered: set[str] = set()
+        self.gpu = ""
 
     def call(self, method: str, *arguments: Any, reply: ReplyCallback | None = None) -> None:
         self.calls.append((method, *arguments))
@@ -83,8 +84,13 @@ class FakeReplica:
         done, self.finished = self.finished, []
         return PollResult(completions=tuple(done), end=0, passes=self.passes, failure=self.failure)
 
-    def on_facts(self) -> ReplicaFacts:
-        return ReplicaFacts(pid=self.index, node="here", is_batch_invariant=True)
+    def on_facts(self, probe: Any = None) -> ReplicaFacts:
+        return ReplicaFacts(
+            pid=self.index,
+            node="here",
+            is_batch_invariant=True,
+            reads_ranks=probe is not None and probe.weights.gpu == self.gpu,
+        )
 
     def on_submit(self, number: int, requests: Sequence[Request], publication: int) -> None:
         if publication not in self.confirmed:

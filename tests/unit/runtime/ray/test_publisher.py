@@ -35,7 +35,7 @@ class FakeRanks:
         """What a watch hears."""
         self.noted.append(facts)
 
-    def gather(self) -> Callable[[], GatheredWeights]:
+    def gather(self, form: str | None = None) -> Callable[[], GatheredWeights]:
         self.gathered += 1
         masters = {"adamw": {"state": {}}, "masters": ["x"]}
         state = {"actor": {"w": self.digest()}, "critic": {"w": "y"}}

@@ -31,7 +31,7 @@ class Ranks:
     def __init__(self) -> None:
         self.watch = RoleMonitor()
 
-    def gather(self) -> Callable[[], GatheredWeights]:
+    def gather(self, form: str | None = None) -> Callable[[], GatheredWeights]:
         found = GatheredWeights(
             parts=[(("w", DIGEST),)], bytes=4, seconds=0.0, digests={"actor/w": DIGEST}
         )
