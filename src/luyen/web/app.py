@@ -10,7 +10,7 @@ import mimetypes
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, final
@@ -206,7 +206,8 @@ def _scan(studio: Studio, acting: ActingRoutes | None, ended: threading.Event) -
     while not ended.is_set():
         studio.folder.scan()
         if acting is not None:
-            acting.tick()
+            with suppress(OSError, UserError):  # a full disk, say: it is tried again
+                acting.tick()
         if ended.wait(_SCAN_S):
             return
         if not is_prepared:

@@ -262,7 +262,9 @@ def test_what_a_terminal_would_obey_is_shown_escaped() -> None:
 
 
 @pytest.mark.parametrize("key", ["project_name", "experiment_name"])
-@pytest.mark.parametrize("name", ["a" * 300, "\u00e9" * 150, "a/b", "..", '"a\\0b"'])
+@pytest.mark.parametrize(
+    "name", ["a" * 300, "\u00e9" * 150, "a/b", "..", '"a\\0b"', '"a\\nb"', '"\\u202ex"']
+)
 def test_a_name_that_no_folder_can_have_is_refused(key: str, name: str) -> None:
     found = check(
         [], ["data.train_files=arithmetic://sum", f"trainer.{key}={name}"], machine=LAPTOP

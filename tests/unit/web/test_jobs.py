@@ -1,5 +1,6 @@
 """Jobs of the studio: queued, started, stopped, found again, and refused."""
 
+import errno
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import pytest
 
 from luyen.base.rundir import RunDirectory
 from luyen.studio.actions.job_files import STUDIO, JobFiles, JobRecord, new_id, start_of
+from luyen.studio.actions.job_queue import JobQueue
 from tests.unit.web.server import Client, serving, until
 
 CONFIG = """
@@ -340,3 +342,22 @@ def test_the_run_of_another_user_is_resumed_and_exported_with_trust_alone(root: 
         assert reply.status == 200
         assert reply.json["command"].endswith("--trust")
         assert settled(client, reply.json["id"])["state"] == "failed"
+
+
+def test_a_disk_that_is_full_for_a_while_stops_neither_queue_nor_scan(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tick, failed = JobQueue.tick, list[int]()
+
+    def full(queue: JobQueue) -> None:
+        if len(failed) < 2:
+            failed.append(1)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        tick(queue)
+
+    monkeypatch.setattr(JobQueue, "tick", full)
+    with serving(root) as client:
+        until(lambda: len(failed) == 2, seconds=60)
+        made = RunDirectory(root / "p" / "later").root
+        shutil.copytree(Path(__file__).parents[2] / "data" / "old_run", made)
+        until(lambda: client.get("/runs")["runs"], seconds=60)

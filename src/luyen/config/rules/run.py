@@ -1,6 +1,7 @@
 """S, N: devices, steps, validation, logging, saving, profiling, watchdog, resuming."""
 
 import os
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -183,6 +184,9 @@ def run_stays_in_its_folder(s: RuleContext) -> Iterator[Finding]:
     for key, name in named.items():
         if name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
             why = "it is part of a folder's name and must not contain a path"
+            yield Finding(field=f"trainer.{key}", why=why, fix="use letters, digits, - and _")
+        elif any(unicodedata.category(one) in ("Cc", "Cf", "Zl", "Zp") for one in name):
+            why = "it holds a line break or another character that is not shown"
             yield Finding(field=f"trainer.{key}", why=why, fix="use letters, digits, - and _")
         elif len(name.encode(errors="surrogatepass")) > _LONGEST_NAME:
             why = f"it is longer than {_LONGEST_NAME} bytes, which no folder's name may be"
