@@ -338,8 +338,8 @@ def _outputs(experts: Any, x: Tensor, chosen: Tensor) -> Sequence[Tensor]:
     *rows, foreign = x.index_select(0, order // k).split(counts)
     # One split of the stacked weights has one gradient; one for each expert would be as large.
     ups, downs = experts.gate_up_proj.unbind(0), experts.down_proj.unbind(0)
-    # The first one even without rows: weights of a rank without tokens have gradients, of 0.
-    used = [i for i, own in enumerate(rows) if len(own) or not i]
+    # One even without any rows: weights of a rank without tokens have gradients, of 0.
+    used = [i for i, own in enumerate(rows) if len(own)] or [0]
     parts = [_expert(experts, rows[i], ups[i], downs[i], product) for i in used]
     made = torch.cat([*parts, torch.zeros_like(foreign)])
     back = torch.empty_like(order)
