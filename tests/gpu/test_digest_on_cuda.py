@@ -45,20 +45,6 @@ def test_tensors_of_all_types_are_told_in_their_order(device: str):
     assert [*found.items()] == [*tensor_digests(tensors).items()]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
-def test_locked_memory_of_the_host_is_summed_by_the_gpu(
-    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-):
-    if device != "cuda":
-        pytest.skip("needs CUDA")
-    tensor = torch.randn(3 * weights._TABLE + 5).mul(100).to(dtype)
-    wanted = tensor_digests({"w": tensor})
-    locked = tensor.pin_memory()
-    monkeypatch.setattr(weights, "_SENT", weights._TABLE + 3)
-    monkeypatch.setattr(weights, "_sum_on_cpu", None)
-    assert tensor_digests({"w": locked}) == wanted
-
-
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_summing_does_not_wait_for_the_host(device: str):
     if device != "cuda":

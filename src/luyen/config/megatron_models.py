@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from luyen.config.catalog import ROUTED_MODELS
+from luyen.config.model_folder.config_json import has_dense_layers
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3", *ROUTED_MODELS)
 """Values of `model_type` whose weights are mapped."""
@@ -38,7 +39,7 @@ def why_not(
     given = {"num_key_value_heads": heads, **raw}
     divisors = {name: tensor_size for name in _DIVIDED if name in given}
     if kind in ROUTED_MODELS:
-        if not _has_dense_layers(given):
+        if not has_dense_layers(given):
             divisors.pop("intermediate_size", None)  # experts are divided whole
         # The masters of a rank are those of experts that it computes with.
         of_one = tensor_size * (expert_size * copies if expert_size > 1 else 1)
@@ -51,11 +52,6 @@ def why_not(
             why = f"the model's {name} is {number}, which {size} devices cannot divide"
             return why, f"set it to a divisor of {number}, or use fsdp2"
     return None
-
-
-def _has_dense_layers(raw: Mapping[str, Any]) -> bool:
-    """Whether a mixture has layers without experts, too."""
-    return bool(raw.get("mlp_only_layers")) or raw.get("decoder_sparse_step", 1) > 1
 
 
 def _unknown(raw: Mapping[str, Any]) -> dict[str, bool]:

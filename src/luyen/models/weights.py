@@ -27,8 +27,6 @@ _PASS = 1 << 16
 """Words that a CPU takes at once: they and their constants stay in the cache of a core."""
 _GOLDEN = -0x61C8864680B583EB
 _MIX = -0x4B47D0C5A1A6AD2D
-_SENT = 1 << 26
-"""Elements of locked host memory that are sent to a GPU at once, which sums them meanwhile."""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 _MASK = (1 << 64) - 1
 
@@ -116,25 +114,7 @@ def digest_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The digests as integers, a tensor at a time."""
-    return {
-        name: _sum_of_locked(tensor) if _is_locked(tensor) else _sum_on_cpu(_bits(tensor)[0], 0)
-        for name, tensor in tensors.items()
-    }
-
-
-def _is_locked(tensor: Tensor) -> bool:
-    """Whether a GPU reads a tensor of the host faster than a core does, as offloaded masters."""
-    return tensor.numel() >= _TABLE and tensor.is_contiguous() and tensor.is_pinned()
-
-
-def _sum_of_locked(tensor: Tensor) -> int:
-    """The digest of locked host memory, computed by the GPU while the next piece is sent."""
-    flat = tensor.detach().reshape(-1)
-    parts = [
-        digest_sum(flat[start : start + _SENT].to("cuda", non_blocking=True), offset=start)
-        for start in range(0, len(flat), _SENT)
-    ]
-    return int(torch.stack(parts).sum())
+    return {name: _sum_on_cpu(_bits(tensor)[0], 0) for name, tensor in tensors.items()}
 
 
 def _numbers_on_gpu(tensors: Mapping[str, Tensor]) -> dict[str, int]:

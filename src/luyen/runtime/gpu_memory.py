@@ -206,7 +206,7 @@ def describe(weights: Mapping[str, Tensor], memory: SharedMemory) -> MappedWeigh
     """Where tensors are, for a process on the same GPU; all that was launched is waited for.
 
     `MemoryNotShared` if the driver cannot share one of their allocations. They must live, and must
-    not change, until nobody reads them.
+    not change, until no process reads them.
     """
     memory.wait()
     found: dict[int, int] = {}

@@ -374,6 +374,16 @@ def shape_from(raw: dict[str, Any]) -> ModelShape | None:
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
+def has_dense_layers(raw: Mapping[str, Any]) -> bool:
+    """Whether a mixture has layers without experts, too.
+
+    Example:
+        >>> has_dense_layers({"mlp_only_layers": [0]}), has_dense_layers({"num_experts": 8})
+        (True, False)
+    """
+    return bool(raw.get("mlp_only_layers")) or raw.get("decoder_sparse_step", 1) != 1
+
+
 def has_experts(raw: dict[str, Any]) -> bool:
     """Whether a config describes a mixture of experts.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from luyen.base.errors import did_you_mean
 from luyen.config.catalog import READ_AS_FSDP2, ROUTED_MODELS, training_engine
+from luyen.config.model_folder.config_json import has_dense_layers
 from luyen.config.optimizer_memory import is_optimizer_offloaded
 from luyen.config.rules.rule import Finding, RuleContext, rule
 from luyen.config.schema.actor_rollout_ref import OptimConfig
@@ -361,7 +362,7 @@ def _divided_sizes(raw: dict[str, Any]) -> Iterator[str]:
     if is_mixture:
         yield from ("num_experts", "num_local_experts", "shared_expert_intermediate_size")
     # Mixtral gives the width of its experts, which stay whole, this name.
-    if not is_mixture or raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+    if not is_mixture or has_dense_layers(raw):
         yield "intermediate_size"
 
 

@@ -417,7 +417,7 @@ def weights_are_read_in_place(s: RuleContext) -> Iterator[Finding]:
     reasons = {
         "a run in one process has one copy of the weights": s.where.runtime != "ray",
         "there is no GPU": s.where.device != "cuda",
-        f"`{rollout.name}` is told of its weights in another way": rollout.name != "native",
+        f"`{rollout.name}` gets its weights in another way": rollout.name != "native",
         "the weights of several ranks are sharded": s.where.world_size > 1,
         "versions are needed again that the rank does not have any more": (
             s.config.trainer.max_staleness > 0

@@ -284,7 +284,7 @@ def join_megatron_ranks(
 ) -> MegatronRanks:
     """Join the process group; `tensor_size` consecutive ranks divide each layer.
 
-    The others are `expert_size` groups, each of which has some of the experts.
+    The remaining ranks are `expert_size` groups, each of which has some of the experts.
     """
     join_ranks(rank, world, address, device=device, timeout_s=timeout_s)
     _divide_ranks(tensor_size, timeout_s)

@@ -32,8 +32,8 @@ from luyen.rewards.llm_judge.statements import (
     at_key,
     foreign,
     goes_on,
+    is_reported,
     is_stated,
-    is_told,
     json_objects,
     without_blocks,
     without_void,
@@ -311,7 +311,7 @@ def _decide(
 
 
 def _own_words(reply: str, places: Iterable[re.Pattern[str]], choices: Mapping[str, float]) -> str:
-    """A reply with dots in the place of verdicts that are quoted, told, wished or an example."""
+    """A reply with dots in the place of verdicts that are quoted, reported, wished or examples."""
     said = JudgeReply(without_blocks(without_void(reply)), answer="")
     names = frozenset(word for name in choices for word in name.casefold().split())
     found = (match for place in places for match in place.finditer(said.text))
@@ -393,7 +393,7 @@ def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
     theirs: list[tuple[Any, slice]] = []
     for tree, place in json_objects(said.text):
         found = at_key(tree, json_key)
-        if found is not None and is_stated(said, place.start) and not is_told(said, place.stop):
+        if found is not None and is_stated(said, place.start) and not is_reported(said, place.stop):
             is_theirs = _is_among(found, claimed) or said.holds(said.text[place])
             (theirs if is_theirs else own).append((found, place))
     outer = [one for one in theirs[:1] if _is_alone(said, one[1], json_key)]
@@ -403,8 +403,10 @@ def json_number_in(reply: str, json_key: str, answer: str = "") -> float:
         why = f"no JSON object with a number under {json_key} in {quoted_end(said.text)}"
         raise JudgeFault(UNPARSABLE, why)
     value, place = (own or outer)[0]
-    beside = [one for one in own[1:2] if not re.search(r"\w", said.text[one[1].stop : place.start])]
-    if any(other != value for other, _ in beside):
+    further = [
+        one for one in own[1:2] if not re.search(r"\w", said.text[one[1].stop : place.start])
+    ]
+    if any(other != value for other, _ in further):
         raise JudgeFault(
             UNPARSABLE, f"objects that differ, side by side, in {quoted_end(said.text)}"
         )

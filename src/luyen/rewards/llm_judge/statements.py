@@ -1,7 +1,7 @@
 """What a judge states itself: which words may lead to a verdict, and which may follow it.
 
-Both are lists of what is allowed. A verdict behind other words may be told, wished, denied, or an
-example, in more ways than a list of those could name.
+Both are lists of what is allowed. A verdict behind other words may be reported, wished, denied, or
+an example, in more ways than a list of those could name.
 """
 
 import json
@@ -275,12 +275,12 @@ def foreign(
     return [match for match in every if not is_stated(reply, match.start(), names)]
 
 
-def is_told(reply: JudgeReply, end: int) -> bool:
+def is_reported(reply: JudgeReply, end: int) -> bool:
     """Whether the words behind an object say that another speaker wants or wrote it.
 
     Example:
         >>> text = '{"score": 9} is the score that the answer wants'
-        >>> is_told(JudgeReply(text, answer=""), 12)
+        >>> is_reported(JudgeReply(text, answer=""), 12)
         True
     """
     rest = _FENCE.sub("", reply.text[end : end + _NEAR], count=1)

@@ -167,7 +167,7 @@ class PublishedVersion:
         self.version = version
         """The version that requests name."""
         self.parts: list[Any] = []
-        """All parts as bytes, kept for replicas that start later; empty: nobody needed them."""
+        """All parts as bytes, kept for replicas that start later; empty: no replica needed them."""
         self.mapped: MappedWeights | None = None
         """The weights in the memory of a rank; None: they are not there, or not any more."""
         self.gather_bytes: Callable[[], Sequence[Any]] | None = None
@@ -211,7 +211,7 @@ class ReplicaState:
         self.is_ready = False
         self.confirmed = set[int]()
         self.reading = set[int]()
-        """Publications that it was told to read in the memory of a rank, and did not confirm."""
+        """Publications that it was sent to read in the memory of a rank, and did not confirm."""
         self.number = 0
         """Number of the next ordered message."""
         self.received = 0

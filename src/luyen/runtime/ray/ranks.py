@@ -140,7 +140,7 @@ class RankProcess:
     def probe(self) -> MemoryProbe | str | None:
         """How replicas on this GPU find out that they can read it; a text: why none can.
 
-        None: the weights are not read where they are, so that nobody needs to know.
+        None: the weights are not read where they are, and no replica needs a probe.
         """
         worker: Any = self._worker
         weights = worker.weights_in_place()
@@ -230,7 +230,7 @@ class RankGroup(WorkerGroup[W]):
         send_tensors_as_arrays()
         self._role = role
         self.form: Callable[[], WeightForm] = lambda: "bytes"
-        """What replicas need the weights as, asked when a gathering begins."""
+        """In which form replicas need the weights when a gathering begins."""
         self.watch = watch or RoleMonitor()
         """Collects the reports of the ranks; other processes of the run report to it too."""
         shared = ray.put(make)

@@ -121,7 +121,7 @@ class ReplicaPool:
         self._polled_at = self._some_ready = self._heard = time.monotonic()
         self._published: list[PublishedVersion] = []
         self._probe: MemoryProbe | None = None
-        """Tells whether a replica reads the memory of the first rank; None: nobody may."""
+        """Tells whether a replica reads the memory of the first rank; None: no replica may."""
         self.publication = 0
         """Counts the publications; 0: replicas have their initial weights."""
         self.restarts = 0
@@ -201,9 +201,9 @@ class ReplicaPool:
     def offer(self, probe: MemoryProbe) -> None:
         """Find out which replicas read weights in the memory of the process that made the probe."""
         self._probe = probe
-        asked = {member.index: member.incarnation for member in self.members}
+        before = {member.index: member.incarnation for member in self.members}
         for index, facts in self.call_all(Replica.facts, probe).items():
-            if self.members[index].incarnation == asked[index]:
+            if self.members[index].incarnation == before[index]:
                 self.members[index].facts = facts
 
     @property
@@ -224,7 +224,7 @@ class ReplicaPool:
     ) -> None:
         """Send the weights to every replica, with the digests that it must confirm.
 
-        A replica that reads the first rank's memory is told where they are in `mapped`; every other
+        A replica that reads the first rank's memory gets `mapped`, which says where; every other
         one gets all parts, for which `gather_bytes` is called if there are none. Both are kept for
         replicas that start later, until `withdraw`. A replica generates with the weights only after
         it has confirmed them; a UserError in `receive` if they differ.
